@@ -1,0 +1,1 @@
+"""Moving bytes between the ranks of one generation."""

@@ -1,0 +1,244 @@
+"""The parts of a session around one model, wired together: collect leaves, then take the step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from samestep.comm.transport import Transport
+from samestep.data.global_batch import GlobalBatch
+from samestep.errors import ConfigError, LossError, NonFinite
+from samestep.events import Event, Notice, StepReport, TermReport
+from samestep.loop.ballot import Ballot, Count, Vote
+from samestep.loop.leaf import LeafLoss, LossSums
+from samestep.loop.parts import Parts
+from samestep.loop.state_digest import state_digest
+from samestep.numerics.seeds import seed_micro_batch
+from samestep.optim.rates import ScheduleLike, learning_rate, make_rates
+from samestep.precision.loss_scale import Verdict, first_scale, next_scale, rule_named
+from samestep.precision.policy import Precision
+from samestep.precision.settle import Settlement, TileNorms, divide, settle, total_norm
+
+_TELL_AFTER_SKIPS = 10  # overflows in a row before the user is told
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRules:
+    """How a session takes its steps."""
+
+    seed: int
+    clip_norm: float | None
+    digest_every: int
+    precision: Precision
+
+
+@final
+class Engine:
+    """Takes the step. Every rank holds one, and all take the same decisions from the same numbers."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        transport: Transport,
+        rules: StepRules,
+        *,
+        schedule: ScheduleLike | None,
+        notify: Callable[[Event], None],
+    ) -> None:
+        self._parts = parts
+        self._transport = transport
+        self._rules = rules
+        self._notify = notify
+        self._rates = make_rates(parts.optimizer, schedule)
+        self._norms = TileNorms(parts.layout)
+        self._ballot = Ballot(parts.layout, transport, num_buffers=parts.buffers.num_buffers)
+        name = rules.precision.scale_rule
+        self._scale_rule = rule_named(name) if name else None
+        self._scale = first_scale(self._scale_rule, expected_weight=1.0) if self._scale_rule else None
+        self._overflows = 0
+        self._runs: Sequence[range] = ()
+        self._batch: GlobalBatch | None = None
+        self._sums: LossSums | None = None
+        self._clock = time.perf_counter()
+        self.update = 0
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that is trained."""
+        return self._parts.model
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer that updates what this rank owns."""
+        return self._parts.optimizer
+
+    def begin(self, batch: GlobalBatch, runs: Sequence[range], divisors: Mapping[str, float]) -> None:
+        """Start a step: `divisors` are the weights of several loss terms, empty for a single loss."""
+        for slot in self._parts.store.moved():
+            self._parts.store.adopt(slot)
+            self._notify(Notice(level="info", message=f"{slot.name}: .data was replaced; its values count."))
+        if self._scale is not None and self._scale_rule is not None and batch.step == 0:
+            self._scale = first_scale(self._scale_rule, expected_weight=float(batch.num_samples))
+        self._batch, self._runs = batch, runs
+        multiplier = self._scale.multiplier if self._scale else 1.0
+        self._sums = LossSums(batch.num_micro_batches, divisors, multiplier=multiplier)
+        self._parts.strategy.begin(runs, batch.num_micro_batches)
+        self._parts.statistics.begin()
+        self._parts.buffers.begin()
+
+    @contextmanager
+    def leaf(self, index: int) -> Iterator[LeafLoss]:
+        """Take the gradients made inside the block as those of one micro-batch of this rank."""
+        batch, sums = self._require_batch()
+        loss = LeafLoss(sums, index)
+        with self.forward(index), self._parts.strategy.collect(index):
+            with self._rules.precision.autocast(self._parts.device):
+                yield loss
+            loss.require_recorded()
+        self._parts.statistics.after_leaf()
+        self._parts.buffers.after_leaf(is_last=index == batch.num_micro_batches - 1)
+        for _, parameter in self._parts.untrained:
+            parameter.grad = None
+
+    @contextmanager
+    def forward(self, index: int) -> Iterator[None]:
+        """Give a micro-batch its seeds, and the buffers that the step started from."""
+        batch, _ = self._require_batch()
+        with self._transport.turn():
+            seed_micro_batch(self._rules.seed, batch.step, index, self._parts.device)
+            self._parts.statistics.before_leaf()
+            self._parts.buffers.before_leaf()
+            yield
+
+    @contextmanager
+    def counting(self, index: int) -> Iterator[None]:
+        """Run a micro-batch's forward pass for its weights alone: nothing of it stays."""
+        with self.forward(index), torch.no_grad(), self._rules.precision.autocast(self._parts.device):
+            yield
+        self._parts.statistics.restore()
+        self._parts.buffers.restore()
+
+    def finish(self) -> StepReport:
+        """Collective. Reduce, settle, update: the step of the batch that was begun."""
+        batch, sums = self._require_batch()
+        num_own = len(self._runs[self._transport.rank])
+        if sums.num_added != num_own:
+            raise LossError(
+                f"step {batch.step} was taken after {sums.num_added} of {num_own} micro-batches of this "
+                "rank. Collect every micro-batch of the batch, once, before session.step(batch)."
+            )
+        reduced = self._parts.strategy.reduce(self._norms.inspect)
+        vote = Vote(
+            sums=sums.fold,
+            used=reduced.used,
+            changed=self._parts.buffers.changed(),
+            tile_norms=self._norms.measured(),
+            bad_leaf=sums.bad_leaf,
+        )
+        count = self._ballot.cast(vote, self._runs, batch.num_micro_batches, sums.num_terms)
+        self._parts.buffers.settle(count.changed_by_rank)
+        self._parts.statistics.replay(self._runs)
+        settlement = settle(
+            weight=sums.divisor(count.sums),
+            summed_norm=total_norm(count.tile_norms),
+            multiplier=sums.multiplier,
+            clip_norm=self._rules.clip_norm,
+        )
+        if not settlement.finite and not self._rules.precision.skips_nonfinite:
+            raise NonFinite(self._non_finite(batch, count))
+        self._rates.prepare(self.update)
+        rate = learning_rate(self._parts.optimizer)
+        if settlement.applied:
+            quotient = divide(reduced.gradient, self._parts.updated, settlement.divisor)
+            self._parts.apply(quotient, count.used)
+            self._rates.advance()
+            self.update += 1
+        scale = self._scale.scale if self._scale else None
+        self._rescale(settlement, weight=float(count.sums[0, 1]))
+        self._batch = self._sums = None
+        return self._report(batch, sums, count, settlement, learning_rate=rate, loss_scale=scale)
+
+    def close(self) -> None:
+        """Give the model and the optimizer back as they were, with the new values."""
+        self._parts.close()
+
+    def _report(
+        self,
+        batch: GlobalBatch,
+        sums: LossSums,
+        count: Count,
+        settlement: Settlement,
+        *,
+        learning_rate: float,
+        loss_scale: float | None,
+    ) -> StepReport:
+        terms: dict[str, TermReport] = sums.terms(count.sums)
+        now = time.perf_counter()
+        seconds, self._clock = now - self._clock, now
+        due = self._rules.digest_every and (batch.step + 1) % self._rules.digest_every == 0
+        return StepReport(
+            step=batch.step,
+            update=self.update,
+            epoch=batch.epoch,
+            cursor=batch.cursor,
+            samples=batch.num_samples,
+            sample_hash=batch.sample_hash,
+            micro_batches=batch.num_micro_batches,
+            weight=float(count.sums[0, 1]),
+            loss=sums.loss(count.sums),
+            terms=terms,
+            grad_norm=settlement.grad_norm,
+            learning_rate=learning_rate,
+            applied=settlement.applied,
+            skipped=settlement.skipped,
+            loss_scale=loss_scale,
+            world_size=self._transport.world_size,
+            seconds=seconds,
+            digest=state_digest(self._parts, self._transport) if due else None,
+        )
+
+    def _rescale(self, settlement: Settlement, *, weight: float) -> None:
+        if self._scale is None or self._scale_rule is None:
+            return
+        if not settlement.finite:
+            verdict = Verdict.OVERFLOW
+        else:
+            verdict = Verdict.GOOD if settlement.applied else Verdict.EMPTY
+        self._scale = next_scale(self._scale_rule, self._scale, verdict, weight=weight)
+        self._overflows = self._overflows + 1 if verdict is Verdict.OVERFLOW else 0
+        if self._overflows == _TELL_AFTER_SKIPS:
+            text = (
+                f"{_TELL_AFTER_SKIPS} steps in a row were skipped for overflow; the loss scale is down to "
+                f"{self._scale.scale:g}. If it goes on, the loss or the data hold an infinity or a NaN."
+            )
+            self._notify(Notice(level="warning", message=text))
+
+    def _non_finite(self, batch: GlobalBatch, count: Count) -> str:
+        names = self._parts.names_of_bad_tiles(count.tile_norms)
+        where = f"the gradient of {', '.join(names[:3])}{' and others' if len(names) > 3 else ''}"
+        if count.bad_leaf is None:
+            cause = "The loss itself is finite in every micro-batch: look for a 0/0, log 0 or sqrt 0."
+        else:
+            ids = batch.micro(count.bad_leaf).ids.tolist()
+            cause = f"The loss of micro-batch {count.bad_leaf} (samples {_brief(ids)}) is not finite."
+        return (
+            f"step {batch.step}: {where} holds an infinity or a NaN. {cause} The step was not applied. "
+            "Correct the data or the loss, or skip such steps with Precision(nonfinite='skip')."
+        )
+
+    def _require_batch(self) -> tuple[GlobalBatch, LossSums]:
+        if self._batch is None or self._sums is None:
+            raise ConfigError("no step was begun. Take batches from session.batches(...), one step for each.")
+        return self._batch, self._sums
+
+
+def _brief(ids: Sequence[int]) -> str:
+    shown = ", ".join(str(i) for i in ids[:8])
+    return f"{shown}, ..." if len(ids) > 8 else shown

@@ -1,0 +1,301 @@
+"""A session: the ranks of a run, and the steps they take together, for a loop of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from types import TracebackType
+from typing import Any, Literal, Self, final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from samestep.comm.connect import connect
+from samestep.comm.transport import Transport
+from samestep.config import Batching
+from samestep.data.global_batch import Batches
+from samestep.data.loader import Loader
+from samestep.errors import ConfigError
+from samestep.events import Event, StepReport
+from samestep.loop.batches import BatchStream, LoadedBatch, Weights
+from samestep.loop.engine import Engine, StepRules
+from samestep.loop.parts import build_parts
+from samestep.loop.terms import TermWeights, agree_on_terms
+from samestep.loop.trainables import OptimizerLike, make_optimizer
+from samestep.loop.weighted import Weighted, check_loss
+from samestep.numerics.exact import pin
+from samestep.numerics.fingerprint import model_fingerprint
+from samestep.optim.rates import ScheduleLike
+from samestep.precision.policy import Precision, resolve_precision
+from samestep.sync.agreement import require_equal
+from samestep.topology.devices import device_of
+from samestep.topology.environment import Environment, settle_interface
+
+Listener = Callable[[Event], None]
+LossFunction = Callable[[nn.Module, Any], object]
+
+
+@final
+class Session:
+    """Joins the ranks of a run; use it as a context manager around a training loop.
+
+    Every rank runs the same loop. `threads` are CPU threads per rank and part of the numbers. `transport`
+    replaces the one that is found from the launcher's variables; `timeout_s` bounds every wait for another
+    rank. Listeners get each event, on every rank.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        precision: str | Precision = "fp32",
+        strategy: str = "replicate",
+        reduction: Literal["ordered", "fast"] = "ordered",
+        clip_norm: float | None = None,
+        digest_every: int = 10,
+        threads: int = 1,
+        transport: Transport | None = None,
+        device: torch.device | None = None,
+        timeout_s: float = 300.0,
+        listeners: Sequence[Listener] = (),
+    ) -> None:
+        if clip_norm is not None and not clip_norm > 0:
+            raise ConfigError(f"clip_norm is {clip_norm!r}; it must be above 0, or None for no clipping.")
+        if digest_every < 0:
+            raise ConfigError(f"digest_every is {digest_every}; it counts steps, 0 means never.")
+        self._seed = seed
+        self._precision = resolve_precision(precision)
+        self._rules = StepRules(
+            seed=seed, clip_norm=clip_norm, digest_every=digest_every, precision=self._precision
+        )
+        self._strategy = strategy
+        self._reduction = reduction
+        self._threads = threads
+        self._given_transport = transport
+        self._given_device = device
+        self._timeout_s = timeout_s
+        self._listeners = listeners
+        self._resources = ExitStack()
+        self._transport: Transport | None = None
+        self._engine: Engine | None = None
+        self._batch: LoadedBatch | None = None
+        self._terms: list[str] | None = None  # None until known; empty for a single loss
+        self.device = torch.device("cpu")
+
+    def __enter__(self) -> Self:
+        """Collective. Meet the other ranks, and pin what the bits depend on."""
+        with ExitStack() as resources:
+            environment = Environment.current()
+            place = environment.place()
+            self.device = self._given_device or device_of(place)
+            workspace = environment.cublas_workspace
+            resources.enter_context(
+                pin(threads=self._threads, device=self.device, cublas_workspace=workspace)
+            )
+            if self._given_transport is None:
+                settle_interface(place)
+                self._transport = connect(place, device=self.device, timeout_s=self._timeout_s)
+            else:
+                self._transport = self._given_transport
+            resources.callback(self._transport.close)
+            resources.push(self._part)
+            self._resources = resources.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        """Collective. Give the model back with memory of its own, and part from the other ranks."""
+        return self._resources.__exit__(kind, error, traceback)
+
+    @property
+    def rank(self) -> int:
+        """This rank, 0 .. world_size - 1."""
+        return self._joined().rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks take part."""
+        return self._joined().world_size
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that was set up."""
+        return self._ready().model
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that speaks for all: prints, logs, saves."""
+        return self.rank == 0
+
+    def setup(
+        self,
+        model: nn.Module,
+        optimizer: OptimizerLike,
+        schedule: ScheduleLike | None = None,
+    ) -> tuple[nn.Module, Optimizer]:
+        """Collective. Take over a model and its optimizer, and return them.
+
+        The model is the same object. Ranks that built it with different values get those of rank 0;
+        different shapes or settings raise Disagreement. `schedule` maps an update to a multiple of the base
+        rate, or an optimizer to a torch scheduler.
+        """
+        if self._engine is not None:
+            raise ConfigError("setup was called twice; a session trains one model.")
+        model = model.to(self.device)
+        made = make_optimizer(optimizer, model)
+        parts = build_parts(
+            model,
+            made,
+            self._joined(),
+            device=self.device,
+            precision=self._precision,
+            strategy=self._strategy,
+            reduction=self._reduction,
+            notify=self._emit,
+        )
+        self._engine = Engine(parts, self._joined(), self._rules, schedule=schedule, notify=self._emit)
+        self._resources.callback(self._engine.close)
+        return model, made
+
+    def batches(
+        self,
+        dataset: Any,
+        batching: Batching,
+        *,
+        steps: int | None = None,
+        epochs: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        loader_workers: int = 0,
+        weights: Weights | None = None,
+    ) -> Iterator[LoadedBatch]:
+        """Collective. Yield the global batches of the run; call `step` once for each.
+
+        `weights` is needed for a loss of several terms: it maps a micro-batch's data to the weight of each
+        term by name. Raises ConfigError for settings that give no batch.
+        """
+        batches = Batches(
+            num_samples=_length(dataset), batching=batching, seed=self._seed, steps=steps, epochs=epochs
+        )
+        facts = {
+            "the number of samples": batches.num_samples,
+            "batching": batches.batching,
+            "the seed": self._seed,
+            "the number of steps": len(batches),
+            "the rules of the step": self._rules,
+            "the strategy": f"{self._strategy}, {self._reduction}",
+        }
+        require_equal(self._joined(), facts, device=self.device)
+        loader = Loader(
+            dataset,
+            seed=self._seed,
+            collate_fn=collate_fn,
+            workers=loader_workers,
+            pin_memory=self.device.type == "cuda",
+        )
+        stream = iter(BatchStream(self._ready(), batches, loader, self._joined(), self.device))
+        with closing(stream):  # type: ignore[type-var]
+            for batch in stream:
+                divisors = self._weigh(batch, weights) if weights else {}
+                self._begin(batch, divisors)
+                yield batch
+
+    def count(self, batch: LoadedBatch, loss: LossFunction) -> None:
+        """Collective. Count the global weights of several loss terms by a forward pass without gradients."""
+        batch.load_all()
+        counted = TermWeights(self._terms or [])
+        self._begin(batch, {})
+        for micro in batch:
+            with micro.counting():
+                result = check_loss(loss(self._ready().model, micro.data))
+            named = {"": result} if isinstance(result, Weighted) else result
+            counted.add(micro.index, {name: term.weight for name, term in named.items()})
+        self._begin(batch, self._total(counted, batch))
+
+    @property
+    def has_terms(self) -> bool:
+        """Whether the loss has several terms, as far as this rank knows."""
+        return bool(self._terms)
+
+    def agree_on_terms(self, names: Sequence[str] | None) -> list[str]:
+        """Collective. Tell the other ranks which loss terms came here, None where none did."""
+        self._terms = agree_on_terms(names, self._joined(), device=self.device)
+        return self._terms
+
+    def step(self, batch: LoadedBatch, loss: LossFunction | None = None) -> StepReport:
+        """Collective. Reduce the gradients of the global batch, and update the parameters.
+
+        Raises NonFinite for a gradient that holds an infinity or a NaN, unless the precision skips such
+        steps; the parameters are unchanged then.
+        """
+        if batch is not self._batch:
+            raise ConfigError(
+                f"step {batch.step} is not the batch that was begun last, or was stepped before."
+            )
+        if self._terms is None:
+            terms = self.agree_on_terms([] if len(batch) else None)
+            if terms and loss is not None:
+                self.count(batch, loss)
+        self._batch = None
+        report = self._ready().finish()
+        self._emit(report)
+        return report
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 over the model's parameters and buffers: 64 hex digits."""
+        return model_fingerprint(self._ready().model)
+
+    def _begin(self, batch: LoadedBatch, divisors: Mapping[str, float]) -> None:
+        self._batch = batch
+        self._ready().begin(batch.plan, batch.runs, divisors)
+
+    def _weigh(self, batch: LoadedBatch, weights: Weights) -> dict[str, float]:
+        batch.load_all()
+        told = {micro.index: weights(micro.data) for micro in batch}
+        if self._terms is None:
+            self.agree_on_terms(list(next(iter(told.values()))) if told else None)
+        counted = TermWeights(self._terms or [])
+        for index, named in told.items():
+            counted.add(index, named)
+        return self._total(counted, batch)
+
+    def _total(self, counted: TermWeights, batch: LoadedBatch) -> dict[str, float]:
+        return counted.total(self._joined(), batch.plan.num_micro_batches, device=self.device)
+
+    def _part(
+        self,
+        kind: type[BaseException] | None,  # noqa: ARG002  the signature of a context's exit
+        error: BaseException | None,
+        traceback: TracebackType | None,  # noqa: ARG002
+    ) -> None:
+        """Wait for the others where all went well: nobody may hang up while another still reads."""
+        if error is None:
+            self._joined().ballot(torch.zeros(1, dtype=torch.int64))
+
+    def _emit(self, event: Event) -> None:
+        for listener in self._listeners:
+            listener(event)
+
+    def _joined(self) -> Transport:
+        if self._transport is None:
+            raise ConfigError("the session is not open. Use it as: with samestep.Session(...) as session:")
+        return self._transport
+
+    def _ready(self) -> Engine:
+        if self._engine is None:
+            raise ConfigError("the session has no model yet: call session.setup(model, optimizer) first.")
+        return self._engine
+
+
+def _length(dataset: Any) -> int:
+    try:
+        return len(dataset)
+    except TypeError as error:
+        raise ConfigError(
+            f"the data set is a {type(dataset).__name__} without a length. samestep needs a map-style data "
+            "set, with len() and [i]."
+        ) from error

@@ -1,0 +1,70 @@
+"""Which parameters a run trains, under which names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+from torch import nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from samestep.errors import ConfigError
+
+OptimizerLike: TypeAlias = Optimizer | Callable[[Iterable[Parameter]], Optimizer]
+
+
+def make_optimizer(optimizer: OptimizerLike, model: nn.Module) -> Optimizer:
+    """Return the optimizer, building it from the model's parameters where a callable was given."""
+    if isinstance(optimizer, Optimizer):
+        return optimizer
+    if not callable(optimizer):
+        raise ConfigError(
+            f"optimizer is a {type(optimizer).__name__}; it must be a torch optimizer, or a function that "
+            "takes the parameters and returns one: lambda params: torch.optim.AdamW(params, lr=3e-4)."
+        )
+    made: Any = optimizer(list(model.parameters()))
+    if not isinstance(made, Optimizer):
+        raise ConfigError(f"the optimizer function returned a {type(made).__name__}, not a torch optimizer.")
+    return made
+
+
+def trainables(model: nn.Module, optimizer: Optimizer) -> list[tuple[str, Parameter]]:
+    """Name the parameters that are trained: in the optimizer and not frozen, in the model's order.
+
+    Parameters that only the optimizer knows (of a loss module, say) follow under names of their own.
+    Raises ConfigError where nothing is left to train.
+    """
+    in_optimizer: dict[Parameter, str] = {}
+    for number, group in enumerate(optimizer.param_groups):
+        for position, parameter in enumerate(group["params"]):
+            in_optimizer[parameter] = f"optimizer.group{number}.{position}"
+    named = [
+        (name.replace("_orig_mod.", ""), parameter)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and parameter in in_optimizer
+    ]
+    of_model = set(model.parameters())
+    named += [
+        (name, parameter)
+        for parameter, name in in_optimizer.items()
+        if parameter.requires_grad and parameter not in of_model
+    ]
+    if not named:
+        num_frozen = sum(not parameter.requires_grad for parameter in of_model)
+        raise ConfigError(
+            f"there is nothing to train: {num_frozen} of {len(of_model)} parameters of the model are frozen "
+            "(requires_grad is False), and the optimizer holds none that is not. Unfreeze some, and build "
+            "the optimizer from this model's parameters."
+        )
+    return named
+
+
+def left_out(model: nn.Module, trained: Iterable[tuple[str, Parameter]]) -> list[tuple[str, Parameter]]:
+    """Name the model's parameters that need a gradient but are in no optimizer group."""
+    known = {parameter for _, parameter in trained}
+    return [
+        (name, parameter)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and parameter not in known
+    ]

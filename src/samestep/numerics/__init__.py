@@ -1,0 +1,1 @@
+"""What must not move: the ordered sum, seeds, fingerprints, and which operations are safe."""

@@ -1,0 +1,1 @@
+"""Schedules counted in applied updates, and what an optimizer needs to see."""

@@ -1,0 +1,1 @@
+"""Dtypes, loss scale, and the one division that ends a step."""

@@ -1,0 +1,1 @@
+"""How the gradients of one global batch become one sum."""

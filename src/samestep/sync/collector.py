@@ -1,0 +1,158 @@
+"""Takes each micro-batch's gradient as it is made, and adds up the subtrees of this rank's run.
+
+Note [no negative zero]: a leaf is written as g + 0.0, so no -0.0 enters any sum, and no sum of other
+numbers makes one. Adding the zero of a parameter that a leaf did not use is then exactly no change, and
+the bits do not depend on whether it was added. A plain copy would break that: -0.0 + 0.0 is 0.0.
+
+Note [gradients in parts]: reentrant checkpointing runs backward passes inside the backward pass, and a
+parameter used in two of them gets its gradient in two parts. A part must not be added to a sum before its
+leaf is complete, else the tree changes. So the first leaf is watched: only if no pass was nested and each
+parameter's gradient came at once are gradients taken, and buckets sent, while backward goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from samestep.errors import InternalError, LossError
+from samestep.sync.layout import Bucket, Layout
+from samestep.sync.partial_sums import LeafPlan, RunPlan
+from samestep.sync.storage import GradientBuffer
+
+
+@final
+class Collector:
+    """Fills gradient buffers from hooks, one leaf after the other."""
+
+    def __init__(self, layout: Layout, parameters: Sequence[Parameter]) -> None:
+        self._layout = layout
+        self._parameters = parameters
+        self._buckets_of: list[list[int]] = [[] for _ in layout.slots]
+        for bucket in layout.buckets:
+            for slot in bucket.slots:
+                self._buckets_of[slot].append(bucket.index)
+        self.buffers: list[GradientBuffer] = [GradientBuffer(layout)]
+        self.used = bytearray(len(layout.slots))  # 1 where some leaf of this step made a gradient
+        self._plan: RunPlan | None = None
+        self._ready: Callable[[Bucket], None] | None = None
+        self._leaf: LeafPlan | None = None
+        self._is_last = False
+        self._watched_one_leaf = False
+        self._in_parts = False  # see Note [gradients in parts]
+        self._passes: set[int] = set()
+        self._fires = bytearray(0)
+        self._missing: list[int] = []
+        self._completed: set[int] = set()
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(self._arrived, index))  # type: ignore[no-untyped-call]
+            for index, parameter in enumerate(parameters)
+        ]
+
+    def begin(self, plan: RunPlan, ready: Callable[[Bucket], None]) -> None:
+        """Start a step; `ready` is called when a bucket of the last leaf holds its final sums."""
+        self._plan = plan
+        self._ready = ready
+        self.used = bytearray(len(self._layout.slots))
+        while len(self.buffers) < plan.num_buffers:
+            self.buffers.append(GradientBuffer(self._layout))
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @contextmanager
+    def leaf(self, index: int) -> Iterator[None]:
+        """Take the gradients made inside the block as those of one leaf of this rank's run.
+
+        Leaves come in the order of the run. If the block raises, the step's sums are void.
+        """
+        if self._plan is None or index not in self._plan.leaves:
+            raise InternalError(f"micro-batch {index} is not among those of this rank.")
+        self._leaf = self._plan.leaves[index]
+        self._is_last = index == self._plan.last
+        self._fires = bytearray(len(self._layout.slots))
+        self._missing = [len(bucket.slots) for bucket in self._layout.buckets]
+        self._completed = set()
+        self._passes = set()
+        try:
+            yield
+            self._finish(self._leaf)
+        finally:
+            self._leaf = None
+
+    def close(self) -> None:
+        """Take the hooks off the model again."""
+        for hook in self._hooks:
+            hook.remove()
+
+    @property
+    def _takes_at_once(self) -> bool:
+        return self._watched_one_leaf and not self._in_parts
+
+    def _arrived(self, index: int, parameter: Tensor) -> None:
+        leaf = self._leaf
+        if leaf is None:
+            return
+        self._fires[index] += 1
+        if not self._takes_at_once:
+            # The id of the running backward pass: a nested one has another. The same call serves
+            # torch's own non-reentrant checkpointing to tell passes apart.
+            self._passes.add(torch._C._current_graph_task_id())
+            return
+        if self._fires[index] > 1:
+            raise LossError(
+                f"parameter {self._layout.slots[index].name} got its gradient in two parts within one "
+                "micro-batch, but in one part in the first micro-batch of the run. Use "
+                "checkpoint(..., use_reentrant=False), or make the first micro-batch run the same way."
+            )
+        self._take(leaf, index, parameter)
+        for bucket in self._buckets_of[index]:
+            self._missing[bucket] -= 1
+            if not self._missing[bucket]:
+                self._complete(leaf, bucket)
+
+    def _take(self, leaf: LeafPlan, index: int, parameter: Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is None:
+            return
+        parameter.grad = None
+        if gradient.layout != torch.strided:
+            gradient = gradient.coalesce().to_dense()
+        view = self.buffers[leaf.target].views[index]
+        if leaf.fresh:
+            torch.add(gradient, 0.0, out=view)  # Note [no negative zero]
+        else:
+            # Rounded first where sums are narrower than gradients: the same addition as between buffers.
+            view.add_(gradient.to(view.dtype))
+
+    @torch.no_grad()
+    def _finish(self, leaf: LeafPlan) -> None:
+        if not self._takes_at_once:
+            self._watched_one_leaf = True
+            self._in_parts |= len(self._passes) > 1 or max(self._fires, default=0) > 1
+            for index, parameter in enumerate(self._parameters):
+                self._take(leaf, index, parameter)
+        if leaf.fresh:
+            views = self.buffers[leaf.target].views
+            for index, fires in enumerate(self._fires):
+                if not fires:
+                    views[index].zero_()
+        for bucket in range(len(self._layout.buckets)):
+            if bucket not in self._completed:
+                self._complete(leaf, bucket)
+        self.used = bytearray(a | (b > 0) for a, b in zip(self.used, self._fires, strict=True))
+
+    def _complete(self, leaf: LeafPlan, index: int) -> None:
+        """Add up what this leaf completes, in one bucket, and hand the bucket on after the last leaf."""
+        bucket = self._layout.buckets[index]
+        self._completed.add(index)
+        for left, right in leaf.merges:
+            into = self.buffers[left].flats[bucket.flat][bucket.start : bucket.stop]
+            into.add_(self.buffers[right].flats[bucket.flat][bucket.start : bucket.stop])
+        if self._is_last and self._ready is not None:
+            self._ready(bucket)

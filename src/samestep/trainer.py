@@ -1,0 +1,121 @@
+"""`samestep.train`: the wiring of a whole run, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from samestep.comm.transport import Transport
+from samestep.config import Batching
+from samestep.events import Event, RunEnded, StepReport
+from samestep.loop.session import Listener, LossFunction, Session
+from samestep.loop.step import take_step
+from samestep.loop.trainables import OptimizerLike
+from samestep.optim.rates import ScheduleLike
+from samestep.precision.policy import Precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a run came to, the same on every rank."""
+
+    fingerprint: str  # SHA-256 over parameters and buffers, 64 hex digits
+    step: int  # steps taken, applied or skipped
+    applied: int  # updates
+    loss: float | None  # of the last step that had a weight
+    history: list[StepReport]
+    model: nn.Module
+    metrics: dict[str, float] = field(default_factory=dict)
+    folder: Path | None = None
+
+
+def train(
+    model: nn.Module,
+    dataset: Any,
+    loss: LossFunction,
+    *,
+    optimizer: OptimizerLike,
+    batching: Batching,
+    steps: int | None = None,
+    epochs: int | None = None,
+    schedule: ScheduleLike | None = None,
+    clip_norm: float | None = None,
+    precision: str | Precision = "fp32",
+    strategy: str = "replicate",
+    reduction: Literal["ordered", "fast"] = "ordered",
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    loader_workers: int = 0,
+    weights: Callable[[Any], Any] | None = None,
+    seed: int = 0,
+    threads: int = 1,
+    digest_every: int = 10,
+    callbacks: Sequence[Callable[[Event], None]] = (),
+    listeners: Sequence[Listener] = (),
+    folder: Path | None = None,
+    transport: Transport | None = None,
+    device: torch.device | None = None,
+    timeout_s: float = 300.0,
+) -> Result:
+    """Collective. Train a model, and end in the same bits on any number of ranks.
+
+    `loss(model, batch)` gets one collated micro-batch and returns samestep.weighted(values, weight), or a
+    dict of such terms. `callbacks` are called with every event on every rank, `listeners` on the first rank
+    only. The process takes its rank from the launcher that started it; alone it is a run of one rank.
+
+    Raises ConfigError for wrong settings, LossError for a loss that has no global meaning, DataError for a
+    data set that fails, NonFinite for a gradient that is not finite, ClusterError for a lost rank.
+    """
+    history: list[StepReport] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, StepReport):
+            history.append(event)
+        for callback in callbacks:
+            callback(event)
+        if session.first:
+            for listener in listeners:
+                listener(event)
+
+    session = Session(
+        seed=seed,
+        precision=precision,
+        strategy=strategy,
+        reduction=reduction,
+        clip_norm=clip_norm,
+        digest_every=digest_every,
+        threads=threads,
+        transport=transport,
+        device=device,
+        timeout_s=timeout_s,
+        listeners=[listen],
+    )
+    with session:
+        model, _ = session.setup(model, optimizer, schedule)
+        batches = session.batches(
+            dataset,
+            batching,
+            steps=steps,
+            epochs=epochs,
+            collate_fn=collate_fn,
+            loader_workers=loader_workers,
+            weights=weights,
+        )
+        for batch in batches:
+            take_step(session, batch, loss)
+        fingerprint = session.fingerprint()
+        applied = history[-1].update if history else 0
+        listen(RunEnded(step=len(history), update=applied, fingerprint=fingerprint))
+    return Result(
+        fingerprint=fingerprint,
+        step=len(history),
+        applied=applied,
+        loss=next((report.loss for report in reversed(history) if report.loss is not None), None),
+        history=history,
+        model=model,
+        folder=folder,
+    )
