@@ -26,6 +26,11 @@ def connect(place: Place, *, device: torch.device, timeout_s: float) -> Transpor
     """
     if place.world_size == 1:
         return Alone()
+    if device.type == "cuda" and place.local_world_size > torch.cuda.device_count():
+        raise ConfigError(
+            f"{place.local_world_size} ranks run on this machine, but it has {torch.cuda.device_count()} "
+            "CUDA devices, and NCCL needs one for each rank. Start at most one rank per device."
+        )
     limit = timedelta(seconds=timeout_s)
     try:
         store = _store(place, limit)
@@ -49,6 +54,7 @@ def _store(place: Place, limit: timedelta) -> Store:
     if kind == "tcp":
         host, _, port = where.rpartition(":")
         serves = place.rank == 0 and not place.agent_store
+        host = host.strip("[]")  # around an IPv6 address
         return TCPStore(host, int(port), place.world_size, serves, timeout=limit, wait_for_workers=False)
     raise ConfigError(
         f"the rendezvous of rank {place.rank} is {place.rendezvous!r}; it must be file:///PATH or tcp://HOST:PORT."
@@ -56,7 +62,8 @@ def _store(place: Place, limit: timedelta) -> Store:
 
 
 def _group(store: Store, place: Place, device: torch.device, limit: timedelta) -> Group:
-    own = PrefixStore("samestep/generation-0", store)
+    # An agent's store outlives a restart: under the same keys the old ranks' addresses would be found.
+    own = PrefixStore(f"samestep/attempt-{place.attempt}", store)
     made: Any
     if device.type == "cuda":
         options = c10d.ProcessGroupNCCL.Options()

@@ -114,7 +114,7 @@ def build_parts(
         whole=not is_elementwise(optimizer),
         sums=precision.sums,
     )
-    store = ParameterStore(layout, parameters, masters=precision.keeps_masters)
+    store = ParameterStore(layout, parameters, masters=precision.masters)
     statistics = RunningStatistics(model, transport)
     buffers = ModelBuffers(model, transport, besides=statistics.tensors)
     collector = Collector(layout, parameters)

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from samestep.comm.connect import connect
 from samestep.comm.transport import Transport
 from samestep.config import Batching
+from samestep.data.fetch import count_samples
 from samestep.data.global_batch import Batches
 from samestep.data.loader import Loader
 from samestep.errors import ConfigError
@@ -41,8 +42,8 @@ class Session:
     """Joins the ranks of a run; use it as a context manager around a training loop.
 
     Every rank runs the same loop. `threads` are CPU threads per rank and part of the numbers. `transport`
-    replaces the one that is found from the launcher's variables; `timeout_s` bounds every wait for another
-    rank. Listeners get each event, on every rank.
+    replaces the one that is found from the launcher's variables, and stays open; `timeout_s` bounds every
+    wait for another rank. Listeners get each event, on every rank.
     """
 
     def __init__(
@@ -96,9 +97,9 @@ class Session:
             if self._given_transport is None:
                 settle_interface(place)
                 self._transport = connect(place, device=self.device, timeout_s=self._timeout_s)
+                resources.callback(self._transport.close)
             else:
                 self._transport = self._given_transport
-            resources.callback(self._transport.close)
             resources.push(self._part)
             self._resources = resources.pop_all()
         return self
@@ -179,7 +180,7 @@ class Session:
         term by name. Raises ConfigError for settings that give no batch.
         """
         batches = Batches(
-            num_samples=_length(dataset), batching=batching, seed=self._seed, steps=steps, epochs=epochs
+            num_samples=count_samples(dataset), batching=batching, seed=self._seed, steps=steps, epochs=epochs
         )
         facts = {
             "the number of samples": batches.num_samples,
@@ -289,13 +290,3 @@ class Session:
         if self._engine is None:
             raise ConfigError("the session has no model yet: call session.setup(model, optimizer) first.")
         return self._engine
-
-
-def _length(dataset: Any) -> int:
-    try:
-        return len(dataset)
-    except TypeError as error:
-        raise ConfigError(
-            f"the data set is a {type(dataset).__name__} without a length. samestep needs a map-style data "
-            "set, with len() and [i]."
-        ) from error

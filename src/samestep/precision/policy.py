@@ -33,10 +33,10 @@ class Precision(Settings):
     parameters: Literal["bf16", "fp16"] | None = Field(
         default=None, description="cast the model's float32 parameters to this dtype"
     )
-    masters: bool | None = Field(
-        default=None,
-        description="keep float32 copies of 16-bit parameters, which the optimizer updates; "
-        "left out: yes where `parameters` casts them, no where the model came in 16 bits",
+    masters: bool = Field(
+        default=True,
+        description="keep float32 copies of 16-bit parameters, which the optimizer updates; without them "
+        "an update smaller than half a unit in the last place is lost",
     )
     loss_scale: Literal["torch", "hysteresis"] | None = Field(
         default=None, description="rule of the dynamic loss scale; left out: torch for fp16, else none"
@@ -63,11 +63,6 @@ class Precision(Settings):
     def skips_nonfinite(self) -> bool:
         """Whether a non-finite gradient skips its step."""
         return self.nonfinite == "skip" if self.nonfinite else self.scale_rule is not None
-
-    @property
-    def keeps_masters(self) -> bool:
-        """Whether 16-bit parameters have float32 masters."""
-        return self.parameters is not None if self.masters is None else self.masters
 
     @property
     def sums(self) -> torch.dtype | None:

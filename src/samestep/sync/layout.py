@@ -63,7 +63,7 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flat:
-    """One flat buffer: all parameters of one dtype."""
+    """One flat buffer: all parameters of one dtype whose gradients are summed in one dtype."""
 
     dtype: torch.dtype  # of the parameters; real
     sums: torch.dtype  # of their gradients' sums
@@ -115,12 +115,12 @@ def lay_out(
     _check(named)
     flats: list[Flat] = []
     slots: list[Slot] = []
-    dtypes = list(dict.fromkeys(real_dtype(parameter.dtype) for _, parameter in named))
-    for number, dtype in enumerate(dtypes):
+    kinds = list(dict.fromkeys(_kind(parameter, sums) for _, parameter in named))
+    for number, kind in enumerate(kinds):
         members = [
             (index, name, parameter)
             for index, (name, parameter) in enumerate(named)
-            if real_dtype(parameter.dtype) == dtype
+            if _kind(parameter, sums) == kind
         ]
         tile = _tile(sum(_real_numel(parameter) for _, _, parameter in members), whole=whole)
         start = 0
@@ -129,8 +129,8 @@ def lay_out(
             start = _round_up(start + _real_numel(parameter), tile if whole else ALIGNMENT)
         flats.append(
             Flat(
-                dtype=dtype,
-                sums=sums or sum_dtype(dtype),
+                dtype=kind[0],
+                sums=kind[1],
                 numel=max(tile, _round_up(start, tile)),
                 tile=tile,
             )
@@ -139,6 +139,14 @@ def lay_out(
     device = named[0][1].device if named else torch.device("cpu")
     buckets = _buckets(slots, flats, world_size=world_size, whole=whole, bucket=bucket)
     return Layout(slots=tuple(slots), flats=tuple(flats), buckets=tuple(buckets), device=device)
+
+
+def _kind(parameter: Parameter, sums: torch.dtype | None) -> tuple[torch.dtype, torch.dtype]:
+    """Return the real dtypes of a parameter and of its gradient's sums: what shares a flat buffer."""
+    usual = sum_dtype(parameter.dtype)
+    if sums is torch.bfloat16 and parameter.is_complex():
+        sums = usual  # there is no complex bfloat16
+    return real_dtype(parameter.dtype), sums or usual
 
 
 def _slot(index: int, name: str, parameter: Parameter, *, flat: int, start: int) -> Slot:
@@ -171,8 +179,9 @@ def _buckets(
     for number in reversed(range(len(flats))):
         flat = flats[number]
         members = [slot for slot in slots if slot.flat == number]
-        edges = [slot.start for slot in members if slot.numel] if whole else range(0, flat.numel, flat.tile)
-        for start, stop in reversed(_runs(list(edges), flat.numel, bucket)):
+        edges = [slot.start for slot in members if slot.numel] if whole else []
+        edges = edges or list(range(0, flat.numel, flat.tile))
+        for start, stop in reversed(_runs(edges, flat.numel, bucket)):
             inside = [edge for edge in edges if start <= edge < stop]
             found.append(
                 Bucket(

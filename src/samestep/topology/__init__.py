@@ -1,0 +1,1 @@
+"""What is here: the launcher's variables, the devices and the network of this machine."""

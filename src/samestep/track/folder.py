@@ -1,0 +1,81 @@
+"""The run folder: what was run, how it went, and what came out."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from io import FileIO
+from pathlib import Path
+from typing import Final, Self, final
+
+from samestep.errors import ConfigError
+from samestep.events import Event, RunStarted, StepReport
+from samestep.track.ledger import LedgerWriter
+
+LEDGER: Final = "ledger.jsonl"
+EVENTS: Final = "events.jsonl"
+RECIPE: Final = "recipe.yaml"
+RUN: Final = "run.json"
+STATE: Final = "state.safetensors"
+
+
+def refuse_used(folder: Path) -> None:
+    """Raise ConfigError where a folder holds a run already: two runs in one ledger are none."""
+    if (folder / LEDGER).exists():
+        raise ConfigError(f"folder is {folder}, which holds a run already. Name another one, or remove it.")
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"folder is {folder}, which is a file. Name a folder.")
+
+
+def read_fingerprint(folder: Path) -> str | None:
+    """Return the fingerprint of a run that ended, or None where it did not."""
+    path = folder / EVENTS
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    ends = [line for line in lines if line.startswith('{"event": "RunEnded"')]
+    if not ends:
+        return None
+    found: str = json.loads(ends[-1])["fingerprint"]
+    return found
+
+
+@final
+class RunFolder:
+    """Keep a run: steps in the ledger, other events in a file of their own, facts in run.json.
+
+    A listener of events, for one rank only.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._ledger = LedgerWriter(folder / LEDGER)
+        self._events = FileIO(folder / EVENTS, "a")
+
+    def __call__(self, event: Event) -> None:
+        """Write an event down."""
+        if isinstance(event, StepReport):
+            self._ledger(event)
+            return
+        if isinstance(event, RunStarted):
+            self._write_facts(event)
+        # The kind comes first and the time last: whoever reads the file finds both without parsing.
+        values = {"event": type(event).__name__, **asdict(event), "time": round(time.time(), 3)}
+        self._events.write(f"{json.dumps(values, ensure_ascii=False, default=str)}\n".encode())
+
+    def _write_facts(self, event: RunStarted) -> None:
+        facts: Mapping[str, object] = {"world_size": event.world_size, "steps": event.steps, **event.facts}
+        text = json.dumps(facts, ensure_ascii=False, indent=2, default=str)
+        (self.folder / RUN).write_text(f"{text}\n", encoding="utf-8")
+
+    def close(self) -> None:
+        """Finish both files."""
+        self._ledger.close()
+        self._events.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,1 @@
+"""Proof and microscope: runs at several sizes, compared bit by bit."""

@@ -1,0 +1,104 @@
+"""The console shows each thing once, and the last step always."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+
+from samestep.events import Notice, RunEnded, RunStarted, StepReport
+from samestep.track.console import Console, clock_time
+
+
+class Clock:
+    """A clock that the test moves."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def step(number: int, loss: float | None = 2.5, skipped: str | None = None) -> StepReport:
+    return StepReport(
+        step=number,
+        update=number + 1,
+        epoch=0,
+        cursor=32 * (number + 1),
+        samples=32,
+        sample_hash="0",
+        micro_batches=8,
+        weight=32.0,
+        loss=loss,
+        grad_norm=1.0,
+        learning_rate=3e-4,
+        applied=skipped is None,
+        skipped=skipped,
+    )
+
+
+def run(steps: int, seconds: float, *, terminal: bool = False, ended: bool = True) -> str:
+    """Return what the console prints for a run whose steps take so long each."""
+    out, clock = io.StringIO(), Clock()
+    with Console(out, terminal=terminal, clock=clock) as console:
+        console(RunStarted(world_size=3, steps=steps, facts={}))
+        for number in range(steps):
+            clock.now += seconds
+            console(step(number, loss=5.0 - number))
+        if ended:
+            console(RunEnded(step=steps, update=steps, fingerprint="ab"))
+    return out.getvalue()
+
+
+def test_plain_lines_come_about_once_a_second() -> None:
+    lines = run(40, 0.1).splitlines()
+    assert lines[0] == "training on 3 ranks, 40 steps"
+    assert lines[-1] == "done: 40 steps, 40 updates, loss -34.0000"
+    numbers = [int(line.split("/")[0].split()[1]) for line in lines if line.startswith("step")]
+    assert numbers[-1] == 40
+    assert len(numbers) == len(set(numbers)) <= 6
+
+
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_the_last_step_is_printed_once(steps: int, ended: bool) -> None:
+    assert run(steps, 0.01, ended=ended).count(f"step {steps}/{steps}") == 1
+
+
+def test_a_line_says_speed_and_time_left() -> None:
+    lines = run(10, 2.0).splitlines()
+    assert lines[1] == "step  1/10  loss 5.0000  rate 3.00e-04"
+    assert lines[2] == "step  2/10  loss 4.0000  rate 3.00e-04  16 samples/s  0:16 left"
+
+
+def test_a_terminal_gets_one_line_that_is_redrawn() -> None:
+    text = run(10, 1.0, terminal=True)
+    assert "\x1b[" in text
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+    assert plain.count("training on 3 ranks, 10 steps") == 1
+    assert plain.rstrip().endswith("done: 10 steps, 10 updates, loss -4.0000")
+    assert "step 10/10" in plain
+
+
+def test_warnings_are_marked_and_infos_are_not() -> None:
+    out = io.StringIO()
+    console = Console(out, terminal=False)
+    console(Notice(level="warning", message="a [b] c"))
+    console(Notice(level="info", message="fine"))
+    assert out.getvalue() == "warning: a [b] c\nfine\n"
+
+
+def test_a_step_without_loss_or_update_is_shown() -> None:
+    out, clock = io.StringIO(), Clock()
+    console = Console(out, terminal=False, clock=clock)
+    console(RunStarted(world_size=1, steps=None, facts={}))
+    console(step(0, loss=None, skipped="overflow"))
+    assert out.getvalue() == "training on 1 rank\nstep 1  loss none  rate 3.00e-04  skipped: overflow\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (3600, "1:00:00"), (7325, "2:02:05")]
+)
+def test_times_are_readable(seconds: float, text: str) -> None:
+    assert clock_time(seconds) == text
