@@ -24,7 +24,8 @@ if TYPE_CHECKING:
         SamestepError,
         TimedOut,
     )
-    from samestep.events import Event, Notice, RunEnded, RunStarted, StepReport, TermReport
+    from samestep.events import Evaluated, Event, Notice, RunEnded, RunStarted, StepReport, TermReport
+    from samestep.loop.evaluate import Evaluation
     from samestep.loop.session import Session
     from samestep.loop.weighted import Weighted, weighted
     from samestep.precision.policy import Precision
@@ -36,6 +37,8 @@ _HOMES = {
     "ConfigError": "samestep.errors",
     "DataError": "samestep.errors",
     "Disagreement": "samestep.errors",
+    "Evaluated": "samestep.events",
+    "Evaluation": "samestep.loop.evaluate",
     "Event": "samestep.events",
     "LossError": "samestep.errors",
     "NonFinite": "samestep.errors",
@@ -62,6 +65,8 @@ __all__ = [
     "ConfigError",
     "DataError",
     "Disagreement",
+    "Evaluated",
+    "Evaluation",
     "Event",
     "LossError",
     "NonFinite",

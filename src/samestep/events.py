@@ -41,6 +41,14 @@ class StepReport:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluated:
+    """The metrics after a step: weighted means over all samples of the evaluation."""
+
+    step: int
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunStarted:
     """Training is about to begin; `facts` are the resolved settings, for people and for run.json."""
 
@@ -66,4 +74,4 @@ class RunEnded:
     fingerprint: str
 
 
-Event: TypeAlias = StepReport | RunStarted | Notice | RunEnded
+Event: TypeAlias = StepReport | Evaluated | RunStarted | Notice | RunEnded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,9 @@ from torch import nn
 
 from samestep.comm.transport import Transport
 from samestep.config import Batching
-from samestep.events import Event, RunEnded, StepReport
+from samestep.config.arguments import require_callable, require_callables
+from samestep.events import Evaluated, Event, Notice, RunEnded, StepReport
+from samestep.loop.evaluate import Evaluation
 from samestep.loop.session import Listener, LossFunction, Session
 from samestep.loop.step import take_step
 from samestep.loop.trainables import OptimizerLike
@@ -30,7 +33,7 @@ class Result:
     loss: float | None  # of the last step that had a weight
     history: list[StepReport]
     model: nn.Module
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
     folder: Path | None = None
 
 
@@ -51,6 +54,7 @@ def train(
     collate_fn: Callable[[list[Any]], Any] | None = None,
     loader_workers: int = 0,
     weights: Callable[[Any], Any] | None = None,
+    evaluate: Evaluation | None = None,
     seed: int = 0,
     threads: int = 1,
     digest_every: int = 10,
@@ -70,6 +74,9 @@ def train(
     Raises ConfigError for wrong settings, LossError for a loss that has no global meaning, DataError for a
     data set that fails, NonFinite for a gradient that is not finite, ClusterError for a lost rank.
     """
+    require_callable("loss", loss, use="loss(model, batch) returns samestep.weighted(values, weight)")
+    require_callables("callbacks", callbacks, use="each is given every event, on every rank")
+    require_callables("listeners", listeners, use="each is given every event, on the first rank")
     history: list[StepReport] = []
 
     def listen(event: Event) -> None:
@@ -80,6 +87,8 @@ def train(
         if session.first:
             for listener in listeners:
                 listener(event)
+            if not listeners and isinstance(event, Notice) and event.level == "warning":
+                sys.stderr.write(f"samestep: {event.message}\n")  # else nobody would hear of it
 
     session = Session(
         seed=seed,
@@ -105,9 +114,13 @@ def train(
             loader_workers=loader_workers,
             weights=weights,
         )
+        metrics: dict[str, float] = {}
         for batch in batches:
             take_step(session, batch, loss)
-        fingerprint = session.fingerprint()
+            if evaluate is not None and evaluate.due(batch.step, is_last=batch.is_last):
+                metrics = session.evaluate(evaluate)
+                listen(Evaluated(step=batch.step, metrics=metrics))
+        fingerprint = session.agreed_fingerprint()
         applied = history[-1].update if history else 0
         listen(RunEnded(step=len(history), update=applied, fingerprint=fingerprint))
     return Result(
@@ -116,6 +129,7 @@ def train(
         applied=applied,
         loss=next((report.loss for report in reversed(history) if report.loss is not None), None),
         history=history,
+        metrics=metrics,
         model=model,
         folder=folder,
     )

@@ -48,7 +48,9 @@ def connect(place: Place, *, device: torch.device, timeout_s: float) -> Transpor
 def _store(place: Place, limit: timedelta) -> Store:
     kind, _, where = (place.rendezvous or "").partition("://")
     if kind == "file":
-        store: Store = FileStore(where, place.world_size)
+        # Without a number of workers it leaves the file, which the next run of the same ranks needs too:
+        # the last of them to part could remove it under the first that meets again.
+        store: Store = FileStore(where)
         store.set_timeout(limit)
         return store
     if kind == "tcp":
@@ -63,7 +65,10 @@ def _store(place: Place, limit: timedelta) -> Store:
 
 def _group(store: Store, place: Place, device: torch.device, limit: timedelta) -> Group:
     # An agent's store outlives a restart: under the same keys the old ranks' addresses would be found.
-    own = PrefixStore(f"samestep/attempt-{place.attempt}", store)
+    attempt = f"samestep/attempt-{place.attempt}"
+    # So do the addresses of an earlier run of the same processes: each rank counts its meetings.
+    meeting = store.add(f"{attempt}/meetings-of-rank-{place.rank}", 1)
+    own = PrefixStore(f"{attempt}/meeting-{meeting}", store)
     made: Any
     if device.type == "cuda":
         options = c10d.ProcessGroupNCCL.Options()

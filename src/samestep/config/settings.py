@@ -18,8 +18,14 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), strict=False)
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, *unnamed: Any, **values: Any) -> None:
         """Raise ConfigError, in plain words, where pydantic would raise its own error."""
+        if unnamed:
+            kind, known = type(self).__name__, list(type(self).model_fields)
+            raise ConfigError(
+                f"{kind} was given {unnamed[0]!r} without a name. Write {kind}({known[0]}={unnamed[0]!r}, ...). "
+                f"Known keys: {', '.join(known)}."
+            )
         try:
             super().__init__(**values)
         except ValidationError as error:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samestep.config import Batching
+from samestep.config.arguments import require_count
 from samestep.data.order import Order
 from samestep.errors import ConfigError
 
@@ -102,6 +103,10 @@ class Batches:
 
     def __post_init__(self) -> None:
         """Check the settings, and fix the micro-batch where it was left out."""
+        if not isinstance(self.batching, Batching):
+            raise ConfigError(
+                f"batching is {self.batching!r}. Give samestep.Batching(global_batch=64, micro_batch=8)."
+            )
         object.__setattr__(self, "batching", self.batching.resolved())
         order = Order(num_samples=self.num_samples, seed=self.seed, shuffle=self.batching.shuffle)
         object.__setattr__(self, "_order", order)
@@ -112,8 +117,7 @@ class Batches:
                 f"epochs, and {found}. Choose one."
             )
         name, count = ("epochs", self.epochs) if self.steps is None else ("steps", self.steps)
-        if count is not None and count < 0:
-            raise ConfigError(f"{name} is {count}. Give a number of {name} that is not negative.")
+        require_count(name, count, least=0)
         if self.batching.last == "drop" and self.num_samples < self.batching.global_batch:
             raise ConfigError(
                 f"batching.last is drop, and the data set has {self.num_samples} samples, fewer than the "

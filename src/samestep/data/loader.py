@@ -8,6 +8,7 @@ from typing import Final, Generic, TypeVar, final
 import torch
 from torch.utils.data import DataLoader
 
+from samestep.config.arguments import require_callable, require_count
 from samestep.data.fetch import Failed, Fetch, MapDataset
 from samestep.data.global_batch import MicroBatch
 from samestep.data.workers import Workers
@@ -50,10 +51,9 @@ class Loader(Generic[Sample]):
         `prefetch` is how many micro-batches each worker makes ahead. `pin_memory` has no effect where there
         is no accelerator that could use it. Raises ConfigError.
         """
-        if workers < 0:
-            raise ConfigError(
-                f"loader_workers is {workers}. Give 0, to load in the training process, or more."
-            )
+        require_count("loader_workers", workers, least=0)
+        if collate_fn is not None:
+            require_callable("collate_fn", collate_fn, use="it joins a list of samples into one batch")
         if prefetch < 1:
             raise ConfigError(
                 f"prefetch is {prefetch}. Give the micro-batches made ahead per worker: 1 or more."

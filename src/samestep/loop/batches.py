@@ -11,10 +11,12 @@ from torch import Tensor
 
 from samestep.comm.transport import Transport
 from samestep.data.assign import assign
-from samestep.data.global_batch import Batches, GlobalBatch, MicroBatch
+from samestep.data.global_batch import GlobalBatch, MicroBatch
 from samestep.data.loader import Loader
+from samestep.errors import ConfigError, InternalError
 from samestep.loop.engine import Engine
 from samestep.loop.leaf import LeafLoss
+from samestep.loop.walk import Walk
 
 Weights = Callable[[Any], Mapping[str, float]]  # from a micro-batch's data: the weight of each loss term
 
@@ -55,8 +57,10 @@ class LoadedBatch:
         self._load = load
         self._kept: dict[int, LoadedMicroBatch] = {}
         self._latest: LoadedMicroBatch | None = None  # a first pass may break off at the first one
+        self._num_loaded = 0
         self.plan = batch
         self.runs = runs
+        self.is_last = False  # of its call of `batches`
 
     @property
     def step(self) -> int:
@@ -94,8 +98,16 @@ class LoadedBatch:
         return self._latest
 
     def _next(self, index: int) -> LoadedMicroBatch:
+        run = self.runs[self._rank]
+        if self._num_loaded >= len(run) or run[self._num_loaded] != index:
+            raise ConfigError(
+                f"micro-batch {index} of step {self.step} was passed already: its data are gone. Iterate "
+                "over a batch once, or call batch.load_all() before the first pass."
+            )
         micro = self.plan.micro(index)
-        return LoadedMicroBatch(self._engine, micro, self._load(micro))
+        data = self._load(micro)
+        self._num_loaded += 1
+        return LoadedMicroBatch(self._engine, micro, data)
 
 
 @final
@@ -103,15 +115,10 @@ class BatchStream:
     """Walks through the steps of a run and loads what this rank needs, ahead of time where it can."""
 
     def __init__(
-        self,
-        engine: Engine,
-        batches: Batches,
-        loader: Loader[Any],
-        transport: Transport,
-        device: torch.device,
+        self, engine: Engine, walk: Walk, loader: Loader[Any], transport: Transport, device: torch.device
     ) -> None:
         self._engine = engine
-        self._batches = batches
+        self._walk = walk
         self._loader = loader
         self._transport = transport
         self._device = device
@@ -119,21 +126,32 @@ class BatchStream:
     def __iter__(self) -> Iterator[LoadedBatch]:
         """Yield each global batch in turn; closing the iterator ends the loader's workers."""
         loaded = self._loader.load(self._requests())
+        requests = self._requests()
 
-        def load(micro: MicroBatch) -> Any:  # noqa: ARG001  the loader follows the same list of requests
-            # Samples are made under their own seeds, so ranks that are threads take turns here too.
-            with self._transport.turn():
-                return to_device(next(loaded), self._device)
+        def load(micro: MicroBatch) -> Any:
+            # The loader works ahead; what a skipped batch left unread is passed over here.
+            for request in requests:
+                # Samples are made under their own seeds, so ranks that are threads take turns here too.
+                with self._transport.turn():
+                    data = next(loaded)
+                if (request.step, request.index) == (micro.step, micro.index):
+                    return to_device(data, self._device)
+            raise InternalError(
+                f"micro-batch {micro.index} of step {micro.step} was not asked of the loader."
+            )
 
         with closing(loaded):
-            for batch in self._batches.starting_at(0):
-                yield LoadedBatch(self._engine, batch, self._runs(batch), self._transport.rank, load)
+            for batch in self._walk:
+                self._walk.ended += 1
+                loaded_batch = LoadedBatch(self._engine, batch, self._runs(batch), self._transport.rank, load)
+                loaded_batch.is_last = self._walk.ended == len(self._walk.batches)
+                yield loaded_batch
 
     def _runs(self, batch: GlobalBatch) -> list[range]:
         return assign(batch.num_micro_batches, [1.0] * self._transport.world_size)
 
     def _requests(self) -> Iterator[MicroBatch]:
-        for batch in self._batches.starting_at(0):
+        for batch in self._walk:
             for index in self._runs(batch)[self._transport.rank]:
                 yield batch.micro(index)
 

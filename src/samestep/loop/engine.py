@@ -16,6 +16,7 @@ from samestep.comm.transport import Transport
 from samestep.data.global_batch import GlobalBatch
 from samestep.errors import ConfigError, LossError, NonFinite
 from samestep.events import Event, Notice, StepReport, TermReport
+from samestep.loop.alike import Alike
 from samestep.loop.ballot import Ballot, Count, Vote
 from samestep.loop.leaf import LeafLoss, LossSums
 from samestep.loop.parts import Parts
@@ -63,6 +64,7 @@ class Engine:
         self._scale_rule = rule_named(name) if name else None
         self._scale = first_scale(self._scale_rule, expected_weight=1.0) if self._scale_rule else None
         self._overflows = 0
+        self._alike = Alike(parts.model, parts.optimizer)
         self._runs: Sequence[range] = ()
         self._batch: GlobalBatch | None = None
         self._sums: LossSums | None = None
@@ -81,11 +83,15 @@ class Engine:
 
     def begin(self, batch: GlobalBatch, runs: Sequence[range], divisors: Mapping[str, float]) -> None:
         """Start a step: `divisors` are the weights of several loss terms, empty for a single loss."""
-        for slot in self._parts.store.moved():
+        moved = self._parts.store.moved()
+        self._alike.begin([slot.name for slot in moved])
+        for slot in moved:
             self._parts.store.adopt(slot)
             self._notify(Notice(level="info", message=f"{slot.name}: .data was replaced; its values count."))
         if self._scale is not None and self._scale_rule is not None and batch.step == 0:
-            self._scale = first_scale(self._scale_rule, expected_weight=float(batch.num_samples))
+            # Several terms are divided before the backward pass: what is scaled is a mean already.
+            expected = 1.0 if divisors else float(batch.num_samples)
+            self._scale = first_scale(self._scale_rule, expected_weight=expected)
         self._batch, self._runs = batch, runs
         multiplier = self._scale.multiplier if self._scale else 1.0
         self._sums = LossSums(batch.num_micro_batches, divisors, multiplier=multiplier)
@@ -97,11 +103,14 @@ class Engine:
     def leaf(self, index: int) -> Iterator[LeafLoss]:
         """Take the gradients made inside the block as those of one micro-batch of this rank."""
         batch, sums = self._require_batch()
+        self._require_next(index, sums.num_added)
         loss = LeafLoss(sums, index)
         with self.forward(index), self._parts.strategy.collect(index):
             with self._rules.precision.autocast(self._parts.device):
                 yield loss
             loss.require_recorded()
+            replaced = [slot.name for slot in self._parts.store.moved()]
+            self._alike.require_untouched(index, replaced)
         self._parts.statistics.after_leaf()
         self._parts.buffers.after_leaf(is_last=index == batch.num_micro_batches - 1)
         for _, parameter in self._parts.untrained:
@@ -115,15 +124,18 @@ class Engine:
             seed_micro_batch(self._rules.seed, batch.step, index, self._parts.device)
             self._parts.statistics.before_leaf()
             self._parts.buffers.before_leaf()
-            yield
+            try:
+                yield
+            except BaseException:  # the step may be begun anew, and must start from the same values
+                self._restore()
+                raise
 
     @contextmanager
     def counting(self, index: int) -> Iterator[None]:
         """Run a micro-batch's forward pass for its weights alone: nothing of it stays."""
         with self.forward(index), torch.no_grad(), self._rules.precision.autocast(self._parts.device):
             yield
-        self._parts.statistics.restore()
-        self._parts.buffers.restore()
+        self._restore()
 
     def finish(self) -> StepReport:
         """Collective. Reduce, settle, update: the step of the batch that was begun."""
@@ -135,14 +147,17 @@ class Engine:
                 "rank. Collect every micro-batch of the batch, once, before session.step(batch)."
             )
         reduced = self._parts.strategy.reduce(self._norms.inspect)
+        self._rates.prepare(self.update)
         vote = Vote(
             sums=sums.fold,
             used=reduced.used,
             changed=self._parts.buffers.changed(),
             tile_norms=self._norms.measured(),
             bad_leaf=sums.bad_leaf,
+            words=self._alike.words(),
         )
         count = self._ballot.cast(vote, self._runs, batch.num_micro_batches, sums.num_terms)
+        self._alike.require(count.words_by_rank, batch.step)
         self._parts.buffers.settle(count.changed_by_rank)
         self._parts.statistics.replay(self._runs)
         settlement = settle(
@@ -153,15 +168,15 @@ class Engine:
         )
         if not settlement.finite and not self._rules.precision.skips_nonfinite:
             raise NonFinite(self._non_finite(batch, count))
-        self._rates.prepare(self.update)
         rate = learning_rate(self._parts.optimizer)
         if settlement.applied:
             quotient = divide(reduced.gradient, self._parts.updated, settlement.divisor)
             self._parts.apply(quotient, count.used)
             self._rates.advance()
             self.update += 1
+        self._alike.end()
         scale = self._scale.scale if self._scale else None
-        self._rescale(settlement, weight=float(count.sums[0, 1]))
+        self._rescale(settlement, weight=sums.divisor(count.sums))
         self._batch = self._sums = None
         return self._report(batch, sums, count, settlement, learning_rate=rate, loss_scale=scale)
 
@@ -204,6 +219,10 @@ class Engine:
             digest=state_digest(self._parts, self._transport) if due else None,
         )
 
+    def _restore(self) -> None:
+        self._parts.statistics.restore()
+        self._parts.buffers.restore()
+
     def _rescale(self, settlement: Settlement, *, weight: float) -> None:
         if self._scale is None or self._scale_rule is None:
             return
@@ -232,6 +251,17 @@ class Engine:
             f"step {batch.step}: {where} holds an infinity or a NaN. {cause} The step was not applied. "
             "Correct the data or the loss, or skip such steps with Precision(nonfinite='skip')."
         )
+
+    def _require_next(self, index: int, num_done: int) -> None:
+        run = self._runs[self._transport.rank]
+        if num_done >= len(run) or run[num_done] != index:
+            due = (
+                f"micro-batch {run[num_done]} is due" if num_done < len(run) else "all of this rank are done"
+            )
+            raise LossError(
+                f"micro-batch {index} was collected, but {due}. Collect each micro-batch of the batch once, "
+                "in the order in which the batch yields them."
+            )
 
     def _require_batch(self) -> tuple[GlobalBatch, LossSums]:
         if self._batch is None or self._sums is None:

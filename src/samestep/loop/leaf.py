@@ -105,7 +105,7 @@ class LossSums:
                 )
             return {"": result}
         if not self._divisors:
-            raise NeedsWeightsError(list(result))
+            raise NeedsWeightsError([str(name) for name in result])
         if set(result) != set(self._divisors):
             raise LossError(
                 f"the loss returned the terms {', '.join(result)}, but the weights counted before are of "

@@ -13,6 +13,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from samestep.comm.transport import Transport
+from samestep.config.settings import nearest
 from samestep.errors import ConfigError
 from samestep.events import Event, Notice
 from samestep.loop.trainables import left_out, trainables
@@ -141,9 +142,13 @@ def _strategy(
     name: str, reduction: str, store: ParameterStore, collector: Collector, transport: Transport
 ) -> Strategy:
     if name not in STRATEGIES:
-        raise ConfigError(f"strategy is {name!r}. Known strategies: {', '.join(STRATEGIES)}.")
+        hint = nearest(str(name), STRATEGIES)
+        raise ConfigError(f"strategy is {name!r}.{hint} Known strategies: {', '.join(STRATEGIES)}.")
     if reduction not in ("ordered", "fast"):
-        raise ConfigError(f"reduction is {reduction!r}. Use 'ordered' (the same bits always) or 'fast'.")
+        hint = nearest(str(reduction), ("ordered", "fast"))
+        raise ConfigError(
+            f"reduction is {reduction!r}.{hint} Use 'ordered' (the same bits always) or 'fast'."
+        )
     adding: Reduction = Ordered(store.layout, transport) if reduction == "ordered" else Fast(transport)
     return STRATEGIES[name](store, collector, adding, transport)
 
@@ -164,8 +169,9 @@ def _joined(ranges: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]
 def _facts(named: Sequence[tuple[str, Parameter]], optimizer: Optimizer) -> dict[str, object]:
     facts: dict[str, object] = {"the optimizer": type(optimizer).__name__}
     for number, group in enumerate(optimizer.param_groups):
-        settings = {key: value for key, value in sorted(group.items()) if key != "params"}
-        facts[f"the settings of optimizer group {number}"] = settings
+        for key, value in sorted(group.items()):
+            if key != "params":
+                facts[f"{key} of optimizer group {number}"] = value
         facts[f"the number of parameters in optimizer group {number}"] = len(group["params"])
     facts["the number of trained parameters"] = len(named)
     for index, (name, parameter) in enumerate(named):

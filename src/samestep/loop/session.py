@@ -14,16 +14,17 @@ from torch.optim import Optimizer
 from samestep.comm.connect import connect
 from samestep.comm.transport import Transport
 from samestep.config import Batching
-from samestep.data.fetch import count_samples
-from samestep.data.global_batch import Batches
+from samestep.config.arguments import require_callables, require_count, require_positive
 from samestep.data.loader import Loader
 from samestep.errors import ConfigError
 from samestep.events import Event, StepReport
 from samestep.loop.batches import BatchStream, LoadedBatch, Weights
 from samestep.loop.engine import Engine, StepRules
+from samestep.loop.evaluate import Evaluation, evaluate
 from samestep.loop.parts import build_parts
 from samestep.loop.terms import TermWeights, agree_on_terms
 from samestep.loop.trainables import OptimizerLike, make_optimizer
+from samestep.loop.walk import Walk, start_walk
 from samestep.loop.weighted import Weighted, check_loss
 from samestep.numerics.exact import pin
 from samestep.numerics.fingerprint import model_fingerprint
@@ -61,10 +62,15 @@ class Session:
         timeout_s: float = 300.0,
         listeners: Sequence[Listener] = (),
     ) -> None:
-        if clip_norm is not None and not clip_norm > 0:
-            raise ConfigError(f"clip_norm is {clip_norm!r}; it must be above 0, or None for no clipping.")
-        if digest_every < 0:
-            raise ConfigError(f"digest_every is {digest_every}; it counts steps, 0 means never.")
+        if clip_norm is not None:
+            require_positive("clip_norm", clip_norm, otherwise=", or None for no clipping")
+        require_count("digest_every", digest_every, least=0)
+        require_count("seed", seed, least=0)
+        require_count("threads", threads, least=1)
+        require_positive("timeout_s", timeout_s)
+        require_callables("listeners", listeners, use="each is given every event")
+        if device is not None and not isinstance(device, torch.device):
+            raise ConfigError(f"device is {device!r}. Give torch.device({str(device)!r}).")
         self._seed = seed
         self._precision = resolve_precision(precision)
         self._rules = StepRules(
@@ -81,6 +87,7 @@ class Session:
         self._transport: Transport | None = None
         self._engine: Engine | None = None
         self._batch: LoadedBatch | None = None
+        self._walk: Walk | None = None
         self._terms: list[str] | None = None  # None until known; empty for a single loss
         self.device = torch.device("cpu")
 
@@ -147,6 +154,9 @@ class Session:
         """
         if self._engine is not None:
             raise ConfigError("setup was called twice; a session trains one model.")
+        if not isinstance(model, nn.Module):
+            kind = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+            raise ConfigError(f"model is {kind}. Give a torch.nn.Module, already made.")
         model = model.to(self.device)
         made = make_optimizer(optimizer, model)
         parts = build_parts(
@@ -176,19 +186,25 @@ class Session:
     ) -> Iterator[LoadedBatch]:
         """Collective. Yield the global batches of the run; call `step` once for each.
 
+        A later call with the same data set and batching goes on in the order: with epochs=1 in a loop over
+        epochs, each has a new one.
+
         `weights` is needed for a loss of several terms: it maps a micro-batch's data to the weight of each
         term by name. Raises ConfigError for settings that give no batch.
         """
-        batches = Batches(
-            num_samples=count_samples(dataset), batching=batching, seed=self._seed, steps=steps, epochs=epochs
-        )
+        walk = start_walk(self._walk, dataset, batching, seed=self._seed, steps=steps, epochs=epochs)
+        self._walk = walk
         facts = {
-            "the number of samples": batches.num_samples,
-            "batching": batches.batching,
+            "the number of samples": walk.batches.num_samples,
+            "batching": walk.batches.batching,
             "the seed": self._seed,
-            "the number of steps": len(batches),
-            "the rules of the step": self._rules,
+            "the number of steps": len(walk.batches),
+            "precision": self._precision,
+            "clip_norm": self._rules.clip_norm,
+            "digest_every": self._rules.digest_every,
             "the strategy": f"{self._strategy}, {self._reduction}",
+            "the number of CPU threads per rank": self._threads,
+            "whether weights of loss terms are given": weights is not None,
         }
         require_equal(self._joined(), facts, device=self.device)
         loader = Loader(
@@ -198,7 +214,7 @@ class Session:
             workers=loader_workers,
             pin_memory=self.device.type == "cuda",
         )
-        stream = iter(BatchStream(self._ready(), batches, loader, self._joined(), self.device))
+        stream = iter(BatchStream(self._ready(), walk, loader, self._joined(), self.device))
         with closing(stream):  # type: ignore[type-var]
             for batch in stream:
                 divisors = self._weigh(batch, weights) if weights else {}
@@ -221,6 +237,11 @@ class Session:
     def has_terms(self) -> bool:
         """Whether the loss has several terms, as far as this rank knows."""
         return bool(self._terms)
+
+    @property
+    def knows_terms(self) -> bool:
+        """Whether the ranks have agreed on what the loss returns."""
+        return self._terms is not None
 
     def agree_on_terms(self, names: Sequence[str] | None) -> list[str]:
         """Collective. Tell the other ranks which loss terms came here, None where none did."""
@@ -245,6 +266,23 @@ class Session:
         report = self._ready().finish()
         self._emit(report)
         return report
+
+    def evaluate(self, evaluation: Evaluation) -> dict[str, float]:
+        """Collective. Measure the model on each sample of a data set once; the same bits on all ranks."""
+        return evaluate(
+            evaluation,
+            self.model,
+            self._joined(),
+            seed=self._seed,
+            precision=self._precision,
+            device=self.device,
+        )
+
+    def agreed_fingerprint(self) -> str:
+        """Collective. Return the fingerprint; raise Disagreement where a rank's copy of the model differs."""
+        found = self.fingerprint()
+        require_equal(self._joined(), {"the fingerprint of the model": found}, device=self.device)
+        return found
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over the model's parameters and buffers: 64 hex digits."""

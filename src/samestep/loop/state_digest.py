@@ -13,7 +13,7 @@ from samestep.numerics.fingerprint import raw_bytes
 
 
 def state_digest(parts: Parts, transport: Transport) -> str:
-    """Collective. Return 16 hex digits over the trained parameters and the model's changing buffers."""
+    """Collective. Return 16 hex digits over the trained parameters and the model's buffers."""
     digest = Digest(parts.device)
     for flat, start, stop in parts.layout.owned(transport.rank):
         tile = parts.layout.flats[flat].tile

@@ -18,7 +18,9 @@ def take_step(session: Session, batch: LoadedBatch, loss: LossFunction) -> StepR
         session.count(batch, loss)
     try:
         _collect(session, batch, loss)
-    except NeedsWeightsError as several:  # in the first step only: now all ranks know
+    except NeedsWeightsError as several:  # in the first step: now all ranks know
+        if session.knows_terms:  # then the others do not wait to hear of it
+            raise
         session.agree_on_terms(several.names)
         session.count(batch, loss)
         _collect(session, batch, loss)

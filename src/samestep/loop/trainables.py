@@ -23,7 +23,13 @@ def make_optimizer(optimizer: OptimizerLike, model: nn.Module) -> Optimizer:
             f"optimizer is a {type(optimizer).__name__}; it must be a torch optimizer, or a function that "
             "takes the parameters and returns one: lambda params: torch.optim.AdamW(params, lr=3e-4)."
         )
-    made: Any = optimizer(list(model.parameters()))
+    parameters = list(model.parameters())
+    if not parameters:
+        raise ConfigError(
+            f"the model, a {type(model).__name__}, has no parameters: there is nothing to train. Are its "
+            "parts kept in a plain list or dict? nn.ModuleList and nn.ModuleDict make them known."
+        )
+    made: Any = optimizer(parameters)
     if not isinstance(made, Optimizer):
         raise ConfigError(f"the optimizer function returned a {type(made).__name__}, not a torch optimizer.")
     return made
@@ -45,6 +51,13 @@ def trainables(model: nn.Module, optimizer: Optimizer) -> list[tuple[str, Parame
         if parameter.requires_grad and parameter in in_optimizer
     ]
     of_model = set(model.parameters())
+    open_to_training = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if open_to_training and in_optimizer and not of_model & set(in_optimizer):
+        raise ConfigError(
+            f"the optimizer holds {len(in_optimizer)} parameters, and none of them is one of the model's "
+            f"{len(of_model)}: it was built from another model, or before this one was copied or converted. "
+            "Build it from this model, or give a function: lambda params: torch.optim.AdamW(params, lr=3e-4)."
+        )
     named += [
         (name, parameter)
         for parameter, name in in_optimizer.items()

@@ -37,13 +37,14 @@ def weighted(values: Tensor, weight: Tensor | float | None = None, *, coefficien
     """
     if not isinstance(values, Tensor) or not values.is_floating_point():
         raise LossError(f"weighted() got {_kind(values)} as values; it needs a tensor of real numbers.")
+    if values.dtype in (torch.float16, torch.bfloat16):
+        # A 16-bit sum stops growing at a few hundred tokens, and the loss scale may be beyond its range.
+        values = values.float()
     if values.dim() == 0:
         return Weighted(values, _given_weight(weight), coefficient)
-    if values.dtype in (torch.float16, torch.bfloat16):
-        values = values.float()  # a 16-bit sum stops growing at a few hundred tokens
     if weight is None:
         return Weighted(values.sum(), float(values.numel()), coefficient)
-    weights = torch.as_tensor(weight, device=values.device)
+    weights = torch.as_tensor(weight, device=values.device).detach()
     try:
         weights = weights.expand_as(values)
     except RuntimeError as error:

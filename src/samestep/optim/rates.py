@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from numbers import Real
 from typing import Any, Protocol, final
@@ -43,6 +44,10 @@ class _Multiplied:
 
     def prepare(self, update: int) -> None:
         multiplier = float(self._schedule(update))
+        if not math.isfinite(multiplier):
+            raise ConfigError(
+                f"schedule({update}) returned {multiplier!r}. It must return a finite multiple of the base rate."
+            )
         for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(base * multiplier)

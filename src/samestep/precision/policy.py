@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import nn
 
 from samestep.config import Settings
+from samestep.config.settings import nearest
 from samestep.errors import ConfigError
 
 _DTYPES = {
@@ -89,5 +90,8 @@ def resolve_precision(value: str | Precision) -> Precision:
     if isinstance(value, Precision):
         return value
     if value not in ("fp32", "bf16", "fp16"):
-        raise ConfigError(f"precision is {value!r}. Use 'fp32', 'bf16', 'fp16', or samestep.Precision(...).")
+        hint = nearest(str(value), ("fp32", "bf16", "fp16"))
+        raise ConfigError(
+            f"precision is {value!r}.{hint} Use 'fp32', 'bf16', 'fp16', or samestep.Precision(...)."
+        )
     return Precision(compute=value)

@@ -109,7 +109,7 @@ def settle(*, weight: float, summed_norm: float, multiplier: float, clip_norm: f
         return Settlement(divisor=1.0, grad_norm=None, skipped="weight zero", finite=True)
     divisor = weight * multiplier
     grad_norm = summed_norm / divisor
-    if not math.isfinite(summed_norm):
+    if not math.isfinite(grad_norm):  # of the sum, or of the quotient by a tiny weight
         return Settlement(divisor=divisor, grad_norm=grad_norm, skipped="overflow", finite=False)
     if clip_norm is not None:
         factor = clip_norm / (grad_norm + _ROOM)
@@ -127,5 +127,17 @@ def divide(gradient: GradientBuffer, ranges: Sequence[tuple[int, int, int]], div
         flat.float() if flat.dtype in (torch.bfloat16, torch.float16) else flat for flat in gradient.flats
     ]
     for flat, start, stop in ranges:
-        settled[flat][start:stop].div_(divisor)
+        for part in _parts(divisor, settled[flat].dtype):
+            settled[flat][start:stop].div_(part)
     return settled
+
+
+def _parts(divisor: float, dtype: torch.dtype) -> list[float]:
+    """Split a divisor that the dtype cannot hold into equal factors that it can: nearly always just one."""
+    limits = torch.finfo(dtype)
+    count = 1
+    if not 0 < divisor < math.inf:
+        return [divisor]
+    while not limits.tiny <= divisor ** (1 / count) <= limits.max:
+        count *= 2
+    return [divisor ** (1 / count)] * count if count > 1 else [divisor]

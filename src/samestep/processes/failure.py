@@ -14,17 +14,28 @@ import json
 import os
 import signal
 import socket
+import sysconfig
 import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import final
 
-from samestep.errors import ConfigError, PeerLost, TimedOut
+from samestep.errors import (
+    ConfigError,
+    DataError,
+    Disagreement,
+    LossError,
+    NonFinite,
+    NotReproducible,
+    PeerLost,
+    TimedOut,
+)
 
 DEATH_S = 0.5
 DOORBELL = "doorbell"  # a named pipe in the failures folder: the supervisor hears of a record at once
 PACKAGE = Path(__file__).parents[1]
+INSTALLED = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 STARTUP = (contextlib.__file__, *(f"{PACKAGE / part}/" for part in ("cli", "processes", "testing")))
 
 
@@ -35,6 +46,7 @@ class Kind(enum.StrEnum):
     CONSEQUENCE = "consequence"  # another rank is gone or silent
     EXIT = "exit"  # the program ended itself with a code other than 0
     DEATH = "death"  # the process ended without leaving a record
+    TOLD = "told"  # an error of samestep's whose message says all: what, where, and what to do
     ERROR = "error"  # any other exception
 
 
@@ -66,6 +78,9 @@ def failure_of(rank: int, error: BaseException) -> Failure:
         return Failure(rank=rank, host=host, time=now, kind=Kind.EXIT, message=message, code=code)
     if isinstance(error, ConfigError):
         return Failure(rank=rank, host=host, time=now, kind=Kind.SETTINGS, message=str(error), code=2)
+    if _says_all(error):
+        message = f"{type(error).__name__}: {error}{_place_of(error)}"
+        return Failure(rank=rank, host=host, time=now, kind=Kind.TOLD, message=message)
     return Failure(
         rank=rank,
         host=host,
@@ -142,6 +157,23 @@ def describe(failure: Failure, world_size: int, output: Sequence[str] = ()) -> s
 
 def _likeness(failure: Failure) -> tuple[Kind, str]:
     return failure.kind, failure.message
+
+
+def _says_all(error: BaseException) -> bool:
+    """Say whether an error is a mistake of the user's that needs no traceback to be understood.
+
+    Where another exception is behind it, the user's own code failed, and its traceback is what helps.
+    """
+    told = isinstance(error, (DataError, Disagreement, LossError, NonFinite, NotReproducible))
+    return told and error.__cause__ is None
+
+
+def _place_of(error: BaseException) -> str:
+    """Return the innermost line of the user's own code, if there is one."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith((str(PACKAGE), *INSTALLED, "<")):
+            return f"\n  at {frame.filename}:{frame.lineno}, in {frame.name}"
+    return ""
 
 
 def _is_consequence(error: BaseException | None) -> bool:

@@ -26,7 +26,7 @@ def require_equal(transport: Transport, facts: Mapping[str, object], *, device: 
         for rank, value in enumerate(values):
             if value != values[0]:
                 raise Disagreement(
-                    f"{key} is {values[0]} on rank 0 but {value} on rank {rank}. Every rank must build the "
+                    f"{key}: {values[0]} on rank 0, but {value} on rank {rank}. Every rank must build the "
                     "same model, optimizer and data set from the same settings."
                 )
 
@@ -34,9 +34,12 @@ def require_equal(transport: Transport, facts: Mapping[str, object], *, device: 
 def make_model_equal(model: nn.Module, transport: Transport, *, device: torch.device) -> list[str]:
     """Collective. Give every rank rank 0's values; return the names of tensors that differed anywhere.
 
+    Buffers outside the state dict count too: one that is drawn at random would differ as well.
     Raises Disagreement where names, shapes or dtypes differ: there is nothing to copy then.
     """
     tensors = model_tensors(model)
+    known = {id(tensor) for _, tensor in tensors}
+    tensors += [(name, buffer) for name, buffer in model.named_buffers() if id(buffer) not in known]
     require_equal(
         transport,
         {

@@ -124,11 +124,12 @@ class Collector:
         if gradient.layout != torch.strided:
             gradient = gradient.coalesce().to_dense()
         view = self.buffers[leaf.target].views[index]
+        # First, where sums are narrower than gradients: rounding after an addition may make a -0.0.
+        rounded = gradient.to(view.dtype)
         if leaf.fresh:
-            torch.add(gradient, 0.0, out=view)  # Note [no negative zero]
+            torch.add(rounded, 0.0, out=view)  # Note [no negative zero]
         else:
-            # Rounded first where sums are narrower than gradients: the same addition as between buffers.
-            view.add_(gradient.to(view.dtype))
+            view.add_(rounded)
 
     @torch.no_grad()
     def _finish(self, leaf: LeafPlan) -> None:

@@ -2,8 +2,10 @@
 
 Which rank computes a micro-batch must not matter, so none may see what another left in a buffer: each starts
 from the values at the start of the step. After the step an integer buffer (a counter) has all micro-batches'
-changes added, and any other has the value that the last micro-batch left. Buffers that are not part of
-the state dict are caches: they are left alone.
+changes added, a bool buffer (a flag) is turned where any micro-batch turned it, and any other has the value
+that the last micro-batch left. Buffers that are not part of the state dict are caches: they are left alone.
+
+Values are compared, and not only version counters, because a write to `buffer.data` counts no version.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class _Watched:
 
     def touched(self) -> bool:
         now = getattr(self.module, self.attribute)
-        return now is not self.tensor or self.tensor._version != self.version
+        if now is not self.tensor or self.tensor._version != self.version:
+            return True
+        return not torch.equal(self.tensor, self.start)
 
     def reset(self) -> None:
         setattr(self.module, self.attribute, self.tensor)
@@ -52,12 +56,13 @@ class ModelBuffers:
         self._transport = transport
         handled = {id(tensor) for tensor in besides}
         kept = {id(t) for t in model.state_dict(keep_vars=True).values() if isinstance(t, Tensor)}
-        self._watched = [
-            _Watched(f"{path}.{key}".lstrip("."), module, key, tensor, tensor.clone(), tensor._version)
-            for path, module in model.named_modules()
-            for key, tensor in module.named_buffers(recurse=False)
-            if id(tensor) in kept and id(tensor) not in handled
-        ]
+        self._watched: list[_Watched] = []
+        for path, module in model.named_modules():
+            for key, tensor in module.named_buffers(recurse=False):
+                if id(tensor) in kept and id(tensor) not in handled:
+                    handled.add(id(tensor))  # one that two modules share is watched once
+                    name = f"{path}.{key}".lstrip(".")
+                    self._watched.append(_Watched(name, module, key, tensor, tensor.clone(), tensor._version))
 
     @property
     def num_buffers(self) -> int:
@@ -66,8 +71,8 @@ class ModelBuffers:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The buffers that were seen to change."""
-        return [w.tensor for w in self._watched if w.changes]
+        """The watched buffers: all of them, for which ones change is not seen by every rank."""
+        return [w.tensor for w in self._watched]
 
     def begin(self) -> None:
         """Start a step; changes made between steps, by a callback or a load, count as its start."""
@@ -92,11 +97,11 @@ class ModelBuffers:
                 continue
             w.changes = True
             now = getattr(w.module, w.attribute)
-            if now.shape != w.start.shape or now.dtype != w.start.dtype:
+            if now is None or now.shape != w.start.shape or now.dtype != w.start.dtype:
+                found = "None" if now is None else f"{tuple(now.shape)} {now.dtype}"
                 raise LossError(
-                    f"buffer {w.name} went from {tuple(w.start.shape)} {w.start.dtype} to "
-                    f"{tuple(now.shape)} {now.dtype} in the forward pass. Register it with persistent=False "
-                    "if it is a cache."
+                    f"buffer {w.name} went from {tuple(w.start.shape)} {w.start.dtype} to {found} in the "
+                    "forward pass. Register it with persistent=False if it is a cache."
                 )
             if w.counts:
                 change = now.to(torch.int64) - w.start.to(torch.int64)
@@ -128,9 +133,10 @@ class ModelBuffers:
             self._transport.gather(own, parts).wait()
             w.reset()
             present = [part for part in parts if part is not None]
-            if w.counts:
-                total = w.start.to(torch.int64) + torch.stack(present).sum(0)
-                w.tensor.copy_(total)
+            if w.tensor.dtype == torch.bool:
+                w.tensor.logical_xor_(torch.stack(present).sum(0) != 0)
+            elif w.counts:
+                w.tensor.copy_(w.start.to(torch.int64) + torch.stack(present).sum(0))
             else:
                 w.tensor.copy_(present[-1])
             w.start = w.tensor.clone()

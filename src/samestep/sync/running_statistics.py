@@ -29,6 +29,11 @@ class _Tracked:
     start: int  # in the row of all statistics
     versions: list[int]  # of `mean`, when the leaf began: instance norm counts no calls
 
+    @property
+    def counts_calls(self) -> bool:
+        """Whether the module counts its updates itself."""
+        return not isinstance(self.module, nn.modules.instancenorm._InstanceNorm)
+
 
 @final
 class RunningStatistics:
@@ -111,17 +116,15 @@ class RunningStatistics:
         if not updates:
             return
         size = t.mean.numel()
-        if t.module.momentum is None:  # the average over all updates so far
+        if t.module.momentum is None and t.counts_calls:  # the average over all updates so far
             seen = int(t.count)
             shrink, gain = seen / (seen + updates), updates / (seen + updates)
-        else:
-            shrink, gain = (1 - t.module.momentum) ** updates, 1.0
+        else:  # instance norm takes no momentum for 0
+            shrink, gain = (1 - (t.module.momentum or 0.0)) ** updates, 1.0
         t.mean.mul_(shrink).add_(row[t.start : t.start + size].to(t.mean), alpha=gain)
         t.var.mul_(shrink).add_(row[t.start + size : t.start + 2 * size].to(t.var), alpha=gain)
-        if not isinstance(t.module, nn.modules.instancenorm._InstanceNorm):
+        if t.counts_calls:
             t.count.add_(updates)
 
     def _updates(self, t: _Tracked) -> int:
-        if isinstance(t.module, nn.modules.instancenorm._InstanceNorm):
-            return int(t.mean._version != t.versions[0])
-        return int(t.count)
+        return int(t.count) if t.counts_calls else t.mean._version - t.versions[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -27,6 +28,10 @@ def refuse_used(folder: Path) -> None:
         raise ConfigError(f"folder is {folder}, which holds a run already. Name another one, or remove it.")
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"folder is {folder}, which is a file. Name a folder.")
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        reason = "is not writable for you" if there.is_dir() else "is a file"
+        raise ConfigError(f"folder is {folder}, but {there} {reason}. Name one where you may write.")
 
 
 def read_fingerprint(folder: Path) -> str | None:
@@ -48,10 +53,15 @@ class RunFolder:
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self._ledger = LedgerWriter(folder / LEDGER)
-        self._events = FileIO(folder / EVENTS, "a")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._ledger = LedgerWriter(folder / LEDGER)
+            self._events = FileIO(folder / EVENTS, "a")
+        except OSError as error:
+            raise ConfigError(
+                f"folder is {folder}, which cannot be written: {error}. Name one where you may write."
+            ) from error
 
     def __call__(self, event: Event) -> None:
         """Write an event down."""

@@ -1,0 +1,267 @@
+"""Running statistics: the bits of one rank on any number of ranks, and those of a plain loop within rounding."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import samestep
+from samestep.comm.transport import Transport
+from samestep.testing.threads import run_threads
+from samestep.testing.workloads import Drawn
+
+CHANNELS = 3
+STEPS = 3
+BATCHING = samestep.Batching(global_batch=10, micro_batch=2, shuffle=False)  # five micro-batches
+DATASET = Drawn(30, lambda g: torch.randn(CHANNELS, 4, 4, generator=g) + 1.0)
+
+
+class Net(nn.Module):
+    """A normalisation layer between two others."""
+
+    def __init__(
+        self, norm: nn.Module, *, kind: str = "image", twice: bool = False, again: bool = False
+    ) -> None:
+        super().__init__()
+        self.norm = norm
+        self.kind, self.twice, self.again = kind, twice, again
+        self.head = nn.Linear(CHANNELS, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        inputs = (
+            images
+            if self.kind == "image"
+            else images.flatten(2)
+            if self.kind == "line"
+            else images[:, :, 0, 0]
+        )
+        hidden = inputs * self.head.weight.view(1, -1, *[1] * (inputs.dim() - 2))
+        block: Callable[[Tensor], Tensor] = self.norm
+        if self.again:
+            block = lambda x: checkpoint(self.norm, x, use_reentrant=False)  # noqa: E731
+        hidden = block(hidden)
+        if self.twice:
+            hidden = self.norm(hidden + 0.5)
+        result: Tensor = self.head(hidden.flatten(2).mean(2) if hidden.dim() > 2 else hidden)
+        return result
+
+
+class FrozenNorm(Net):
+    """Stays in evaluation mode inside a training model, as a fine-tuned backbone does."""
+
+    def train(self, mode: bool = True) -> FrozenNorm:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+
+def loss(model: nn.Module, images: Tensor) -> samestep.Weighted:
+    return samestep.weighted((model(images).squeeze(1) - 0.3) ** 2)
+
+
+def train(transport: Transport | None, make: Callable[[], nn.Module], **settings: Any) -> samestep.Result:
+    torch.manual_seed(0)
+    model = make()
+    return samestep.train(
+        model,
+        DATASET,
+        loss,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.05),
+        transport=transport,
+        **{"batching": BATCHING, "steps": STEPS, "digest_every": 1, **settings},
+    )
+
+
+def plain(make: Callable[[], nn.Module]) -> nn.Module:
+    """Train as one would by hand: one forward and backward pass per micro-batch, then a step."""
+    torch.manual_seed(0)
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for micro in range(5):
+            first = 10 * step + 2 * micro
+            (loss(model, torch.stack([DATASET[first], DATASET[first + 1]])).total / 10).backward()
+        optimizer.step()
+    return model
+
+
+def everywhere(make: Callable[[], nn.Module]) -> samestep.Result:
+    (alone,) = run_threads(lambda t: train_in_turn(t, make), 1)
+    for world_size in (2, 3, 7):  # of seven ranks, two have no micro-batch
+        for result in run_threads(lambda t: train_in_turn(t, make), world_size):
+            assert result.fingerprint == alone.fingerprint, f"on {world_size} ranks"
+            assert [r.digest for r in result.history] == [r.digest for r in alone.history]
+    return alone
+
+
+def train_in_turn(transport: Transport, make: Callable[[], nn.Module]) -> samestep.Result:
+    with transport.turn():
+        torch.manual_seed(0)
+        model = make()
+    return train(transport, lambda: model)
+
+
+KINDS: dict[str, Callable[[], nn.Module]] = {
+    "batch norm 1d": lambda: Net(nn.BatchNorm1d(CHANNELS), kind="point"),
+    "batch norm of lines": lambda: Net(nn.BatchNorm1d(CHANNELS, momentum=0.3), kind="line"),
+    "batch norm 2d": lambda: Net(nn.BatchNorm2d(CHANNELS)),
+    "average over all updates": lambda: Net(nn.BatchNorm2d(CHANNELS, momentum=None)),
+    "no momentum": lambda: Net(nn.BatchNorm2d(CHANNELS, momentum=0.0)),
+    "not affine": lambda: Net(nn.BatchNorm2d(CHANNELS, affine=False)),
+    "no statistics": lambda: Net(nn.BatchNorm2d(CHANNELS, track_running_stats=False)),
+    "instance norm": lambda: Net(nn.InstanceNorm2d(CHANNELS, track_running_stats=True)),
+    "instance norm without momentum": lambda: Net(
+        nn.InstanceNorm2d(CHANNELS, track_running_stats=True, momentum=None)
+    ),
+    "frozen": lambda: FrozenNorm(nn.BatchNorm2d(CHANNELS)).train(),
+    "twice": lambda: Net(nn.BatchNorm2d(CHANNELS), twice=True),
+    "twice, average": lambda: Net(nn.BatchNorm2d(CHANNELS, momentum=None), twice=True),
+    "instance norm twice": lambda: Net(nn.InstanceNorm2d(CHANNELS, track_running_stats=True), twice=True),
+    "recomputed": lambda: Net(nn.BatchNorm2d(CHANNELS), again=True),
+    "instance norm recomputed": lambda: Net(
+        nn.InstanceNorm2d(CHANNELS, track_running_stats=True), again=True
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_statistics_of_a_plain_loop_in_the_same_bits_on_any_number_of_ranks(kind: str) -> None:
+    trained, wanted = everywhere(KINDS[kind]).model, plain(KINDS[kind])
+    for (name, got), (_, by_hand) in zip(trained.named_buffers(), wanted.named_buffers(), strict=True):
+        if by_hand.is_floating_point():
+            # Rounding: shrinking by (1 - m) ** k at once is not shrinking k times.
+            torch.testing.assert_close(got, by_hand, rtol=2e-6, atol=1e-6)
+        else:
+            assert torch.equal(got, by_hand), name
+
+
+def test_a_frozen_layer_keeps_its_statistics() -> None:
+    result = everywhere(KINDS["frozen"])
+    fresh = nn.BatchNorm2d(CHANNELS)
+    for name, buffer in result.model.norm.named_buffers():
+        assert torch.equal(buffer, dict(fresh.named_buffers())[name])
+
+
+def test_float64_statistics_are_kept_in_full() -> None:
+    double = Drawn(30, lambda g: torch.randn(CHANNELS, 4, 4, generator=g).double() + 1.0)
+
+    def run(transport: Transport) -> samestep.Result:
+        with transport.turn():
+            torch.manual_seed(0)
+            model = Net(nn.BatchNorm2d(CHANNELS)).double()
+        return samestep.train(
+            model,
+            double,
+            loss,
+            optimizer=lambda params: torch.optim.SGD(params, lr=0.05),
+            transport=transport,
+            batching=BATCHING,
+            steps=1,
+        )
+
+    (alone,) = run_threads(run, 1)
+    assert {result.fingerprint for result in run_threads(run, 3)} == {alone.fingerprint}
+    torch.manual_seed(0)
+    model = Net(nn.BatchNorm2d(CHANNELS)).double()
+    for micro in range(5):
+        loss(model, torch.stack([double[2 * micro], double[2 * micro + 1]]))
+    torch.testing.assert_close(alone.model.norm.running_mean, model.norm.running_mean, rtol=1e-14, atol=0)
+
+
+def test_two_layers_of_which_one_is_shared() -> None:
+    def make() -> nn.Module:
+        norm = nn.BatchNorm2d(CHANNELS)
+        return nn.Sequential(
+            norm,
+            nn.Conv2d(CHANNELS, CHANNELS, 1),
+            norm,
+            nn.BatchNorm2d(CHANNELS),
+            nn.Flatten(),
+            nn.Linear(48, 1),
+        )
+
+    trained, wanted = everywhere(make).model, plain(make)
+    for got, by_hand in zip(trained.buffers(), wanted.buffers(), strict=True):
+        torch.testing.assert_close(got, by_hand, rtol=1e-5, atol=1e-5)
+    assert int(trained[0].num_batches_tracked) == 2 * 5 * STEPS
+
+
+def test_sync_batch_norm_is_refused_by_name() -> None:
+    with pytest.raises(samestep.ConfigError, match=r"norm is a SyncBatchNorm.*Use BatchNorm"):
+        train(None, lambda: Net(nn.SyncBatchNorm(CHANNELS)))
+
+
+def test_several_terms_count_and_train_from_the_same_statistics() -> None:
+    """The first pass of the first step breaks off, and a counting pass goes before each training pass."""
+
+    def terms(model: nn.Module, images: Tensor) -> dict[str, samestep.Weighted]:
+        one = loss(model, images)
+        return {"one": one, "none": samestep.weighted(one.total * 0, weight=1)}
+
+    def run(transport: Transport, function: Any) -> samestep.Result:
+        with transport.turn():
+            torch.manual_seed(0)
+            model = Net(nn.BatchNorm2d(CHANNELS))
+        return samestep.train(
+            model,
+            DATASET,
+            function,
+            optimizer=lambda params: torch.optim.SGD(params, lr=0.0),
+            transport=transport,
+            batching=BATCHING,
+            steps=STEPS,
+        )
+
+    (single,) = run_threads(lambda t: run(t, loss), 1)
+    for world_size in (1, 2, 3, 7):
+        for result in run_threads(lambda t: run(t, terms), world_size):
+            assert result.fingerprint == single.fingerprint, f"on {world_size} ranks"
+
+
+def test_a_skipped_step_leaves_the_same_statistics_on_all_ranks() -> None:
+    def spoilt(model: nn.Module, images: Tensor) -> samestep.Weighted:
+        values = (model(images).squeeze(1) - 0.3) ** 2
+        return samestep.weighted(values * torch.where(images[:, 0, 0, 0] > 2.8, torch.inf, 1.0))
+
+    def run(transport: Transport) -> samestep.Result:
+        with transport.turn():
+            torch.manual_seed(0)
+            model = Net(nn.BatchNorm2d(CHANNELS))
+        return samestep.train(
+            model,
+            DATASET,
+            spoilt,
+            optimizer=lambda params: torch.optim.SGD(params, lr=0.05),
+            transport=transport,
+            batching=BATCHING,
+            steps=STEPS,
+            precision=samestep.Precision(nonfinite="skip"),
+        )
+
+    (alone,) = run_threads(run, 1)
+    applied = [report.applied for report in alone.history]
+    assert set(applied) == {True, False}
+    assert {r.fingerprint for r in run_threads(run, 3)} == {alone.fingerprint}
+    assert int(alone.model.norm.num_batches_tracked) == 5 * STEPS
+
+
+def test_an_evaluation_between_steps_changes_nothing() -> None:
+    torch.manual_seed(0)
+    model = Net(nn.BatchNorm2d(CHANNELS))
+    untouched = copy.deepcopy(model)
+
+    def evaluate(event: samestep.Event) -> None:
+        if isinstance(event, samestep.StepReport):
+            model.eval()
+            model(torch.zeros(2, CHANNELS, 4, 4))
+            model.train()
+
+    watched = train(None, lambda: model, callbacks=[evaluate])
+    assert watched.fingerprint == train(None, lambda: untouched).fingerprint
