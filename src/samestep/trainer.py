@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from samestep.checkpoint.state import save_state
 from samestep.comm.transport import Transport
 from samestep.config import Batching
 from samestep.config.arguments import require_callable, require_callables
@@ -21,6 +23,7 @@ from samestep.loop.step import take_step
 from samestep.loop.trainables import OptimizerLike
 from samestep.optim.rates import ScheduleLike
 from samestep.precision.policy import Precision
+from samestep.track.folder import STATE, RunFolder, refuse_used
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +63,7 @@ def train(
     digest_every: int = 10,
     callbacks: Sequence[Callable[[Event], None]] = (),
     listeners: Sequence[Listener] = (),
-    folder: Path | None = None,
+    folder: Path | str | None = None,
     transport: Transport | None = None,
     device: torch.device | None = None,
     timeout_s: float = 300.0,
@@ -69,7 +72,8 @@ def train(
 
     `loss(model, batch)` gets one collated micro-batch and returns samestep.weighted(values, weight), or a
     dict of such terms. `callbacks` are called with every event on every rank, `listeners` on the first rank
-    only. The process takes its rank from the launcher that started it; alone it is a run of one rank.
+    only. In `folder` the first rank keeps the ledger, the events and the final state; it must hold no run
+    yet. The process takes its rank from the launcher that started it; alone it is a run of one rank.
 
     Raises ConfigError for wrong settings, LossError for a loss that has no global meaning, DataError for a
     data set that fails, NonFinite for a gradient that is not finite, ClusterError for a lost rank.
@@ -77,6 +81,7 @@ def train(
     require_callable("loss", loss, use="loss(model, batch) returns samestep.weighted(values, weight)")
     require_callables("callbacks", callbacks, use="each is given every event, on every rank")
     require_callables("listeners", listeners, use="each is given every event, on the first rank")
+    folder = None if folder is None else Path(folder)
     history: list[StepReport] = []
 
     def listen(event: Event) -> None:
@@ -103,7 +108,10 @@ def train(
         timeout_s=timeout_s,
         listeners=[listen],
     )
-    with session:
+    with session, ExitStack() as kept:
+        if folder is not None and session.first:
+            refuse_used(folder)
+            listeners = [*listeners, kept.enter_context(RunFolder(folder))]
         model, _ = session.setup(model, optimizer, schedule)
         batches = session.batches(
             dataset,
@@ -122,6 +130,8 @@ def train(
                 listen(Evaluated(step=batch.step, metrics=metrics))
         fingerprint = session.agreed_fingerprint()
         applied = history[-1].update if history else 0
+        if folder is not None and session.first:
+            save_state(model, folder / STATE)
         listen(RunEnded(step=len(history), update=applied, fingerprint=fingerprint))
     return Result(
         fingerprint=fingerprint,

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import platform
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
-from samestep.checkpoint.state import save_state
 from samestep.cli.options import recipe_options
 from samestep.config import Recipe, write_yaml
-from samestep.events import Event, Notice, RunStarted
+from samestep.events import Event, Notice
 from samestep.loop.session import Listener
 from samestep.tasks.assembly import Assembly, assemble, num_steps
 from samestep.tasks.prepare import Prepared
 from samestep.tasks.task import Describes, Task
-from samestep.topology.devices import device_of
 from samestep.topology.environment import Place
 from samestep.track.console import Console
-from samestep.track.folder import RECIPE, STATE, RunFolder, refuse_used
+from samestep.track.folder import RECIPE, refuse_used
 from samestep.trainer import Result, train
 
 PROOF_STEPS = 20  # enough to see every kind of step, and short enough to be run
@@ -44,13 +40,10 @@ def take_part(order: Order, prepared: Prepared, place: Place) -> None:
     assembly = assemble(prepared)
     steps = num_steps(recipe, len(assembly.dataset))
     with listening(order.folder, recipe, place) as listeners:
-        started = RunStarted(world_size=place.world_size, steps=steps, facts=facts(recipe, place))
-        for event in (started, *notices(recipe, place)):
+        for event in notices(recipe, place):
             for listener in listeners:
                 listener(event)
-        result = run(recipe, prepared.task, assembly, listeners)
-        if place.rank == 0:
-            save_state(result.model, order.folder / STATE)
+        result = run(recipe, prepared.task, assembly, order.folder, listeners)
     if place.rank == 0:
         text = prepared.task.describe(result.model) if isinstance(prepared.task, Describes) else ""
         # A schedule that ends with a decay of its own length fits no shorter run.
@@ -58,7 +51,9 @@ def take_part(order: Order, prepared: Prepared, place: Place) -> None:
         print("\n".join(ending(order, result, text, proof_steps)), flush=True)
 
 
-def run(recipe: Recipe, task: Task, assembly: Assembly, listeners: Sequence[Listener]) -> Result:
+def run(
+    recipe: Recipe, task: Task, assembly: Assembly, folder: Path, listeners: Sequence[Listener]
+) -> Result:
     """Collective. Hand every key of the recipe to the engine."""
     return train(
         assembly.model,
@@ -78,33 +73,22 @@ def run(recipe: Recipe, task: Task, assembly: Assembly, listeners: Sequence[List
         seed=recipe.seed,
         threads=recipe.threads,
         digest_every=recipe.digest_every,
+        folder=folder,
         listeners=listeners,
     )
 
 
 @contextmanager
 def listening(folder: Path, recipe: Recipe, place: Place) -> Iterator[list[Listener]]:
-    """Give the listeners of this rank: run folder and console on the first, nothing elsewhere."""
+    """Give the listeners of this rank: the console on the first, nothing elsewhere."""
     if place.rank != 0:
         yield []
         return
     refuse_used(folder)
-    with RunFolder(folder) as keep, Console(sys.stdout) as console:
-        (folder / RECIPE).write_text(write_yaml(recipe.written()), encoding="utf-8")
-        yield [keep, console]
-
-
-def facts(recipe: Recipe, place: Place) -> dict[str, object]:
-    """Return what a reader of the run folder may ask later: versions, device, launcher, numerics key."""
-    return {
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("samestep", "torch", "numpy")},
-        },
-        "device": str(device_of(place)),
-        "threads": recipe.threads,
-        "launcher": f"{place.launcher}: {place.reason}",
-    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RECIPE).write_text(write_yaml(recipe.written()), encoding="utf-8")
+    with Console(sys.stdout) as console:
+        yield [console]
 
 
 def notices(recipe: Recipe, place: Place) -> Iterator[Event]:

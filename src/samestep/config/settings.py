@@ -23,8 +23,8 @@ class Settings(BaseModel):
         if unnamed:
             kind, known = type(self).__name__, list(type(self).model_fields)
             raise ConfigError(
-                f"{kind} was given {unnamed[0]!r} without a name. Write {kind}({known[0]}={unnamed[0]!r}, ...). "
-                f"Known keys: {', '.join(known)}."
+                f"{kind} was given {unnamed[0]!r} without a name. Write "
+                f"{kind}({known[0]}={unnamed[0]!r}, ...); known keys: {', '.join(known)}."
             )
         try:
             super().__init__(**values)

@@ -23,7 +23,7 @@ _WHAT = (
     "parameters were changed between the steps on some ranks but not on all",
 )
 _REMEDY = (
-    "A schedule must be a function of the update alone, and a callback must set the same values on every rank.",
+    "A schedule must be a function of the update alone, and a callback must set the same on every rank.",
     "Call train() and eval() on every rank alike.",
     "What changes parameters, in a callback or between the steps, must run on every rank, not on one alone.",
 )
@@ -62,14 +62,15 @@ class Alike:
         if changed:
             raise LossError(
                 f"the forward pass of micro-batch {index} changed the parameter {', '.join(changed[:3])}. "
-                "Other micro-batches may be computed on other ranks, which would not see it. Change parameters "
-                "between steps, in a callback. (nn.Embedding does it where max_norm is set: leave that out.)"
+                "Other micro-batches may be computed on other ranks, which would not see it. Change "
+                "parameters between steps, in a callback. (nn.Embedding does it where max_norm is set: leave "
+                "that out.)"
             )
         if self._modes() != self._modes_before:
             raise LossError(
                 f"micro-batch {index} left the model in another training mode than it found. Other "
-                "micro-batches may be computed on other ranks, which would not see it. Call train() and eval() "
-                "between steps, or put the mode back before the loss returns."
+                "micro-batches may be computed on other ranks, which would not see it. Call train() and "
+                "eval() between steps, or put the mode back before the loss returns."
             )
 
     def words(self) -> list[int]:
@@ -88,7 +89,7 @@ class Alike:
                     raise Disagreement(f"step {step}: {what}: rank {rank} is unlike rank 0. {remedy}")
 
     def _now(self) -> list[int]:
-        return [parameter._version for _, parameter in self._named]
+        return [parameter._version for _, parameter in self._named]  # noqa: SLF001  no public name
 
     def _modes(self) -> bytes:
         return bytes(module.training for module in self._modules)

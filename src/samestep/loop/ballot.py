@@ -1,7 +1,8 @@
 """The ballot: the one small vector per step by which all ranks come to the same numbers and decisions.
 
 It carries the loss sums and weights of this rank's subtrees, which parameters and buffers were used or
-changed, the norms of the tiles owned here, the first micro-batch whose loss is not finite, and words that must be alike.
+changed, the norms of the tiles owned here, the first micro-batch whose loss is not finite, and words that
+must be the same on all ranks.
 """
 
 from __future__ import annotations

@@ -17,25 +17,29 @@ from samestep.config import Batching
 from samestep.config.arguments import require_callables, require_count, require_positive
 from samestep.data.loader import Loader
 from samestep.errors import ConfigError
-from samestep.events import Event, StepReport
+from samestep.events import Event, Notice, RunStarted, StepReport
 from samestep.loop.batches import BatchStream, LoadedBatch, Weights
 from samestep.loop.engine import Engine, StepRules
 from samestep.loop.evaluate import Evaluation, evaluate
+from samestep.loop.facts import run_facts
 from samestep.loop.parts import build_parts
 from samestep.loop.terms import TermWeights, agree_on_terms
 from samestep.loop.trainables import OptimizerLike, make_optimizer
 from samestep.loop.walk import Walk, start_walk
 from samestep.loop.weighted import Weighted, check_loss
-from samestep.numerics.exact import pin
+from samestep.numerics.exact import Pinned, pin
 from samestep.numerics.fingerprint import model_fingerprint
 from samestep.optim.rates import ScheduleLike
 from samestep.precision.policy import Precision, resolve_precision
 from samestep.sync.agreement import require_equal
 from samestep.topology.devices import device_of
-from samestep.topology.environment import Environment, settle_interface
+from samestep.topology.environment import Environment, Place, settle_interface
 
 Listener = Callable[[Event], None]
 LossFunction = Callable[[nn.Module, Any], object]
+
+
+_AT_THE_END = "the fingerprint at the end, which a callback moves that changes the model on one rank alone"
 
 
 @final
@@ -87,6 +91,10 @@ class Session:
         self._transport: Transport | None = None
         self._engine: Engine | None = None
         self._batch: LoadedBatch | None = None
+        self._place = Place(reason="a transport was given")
+        self._environment = Environment({})
+        self._pinned = Pinned(threads=threads, device=torch.device("cpu"))
+        self._announced = False
         self._walk: Walk | None = None
         self._terms: list[str] | None = None  # None until known; empty for a single loss
         self.device = torch.device("cpu")
@@ -94,11 +102,13 @@ class Session:
     def __enter__(self) -> Self:
         """Collective. Meet the other ranks, and pin what the bits depend on."""
         with ExitStack() as resources:
-            environment = Environment.current()
+            environment = self._environment = Environment.current()
             place = environment.place()
+            if self._given_transport is None:
+                self._place = place
             self.device = self._given_device or device_of(place)
             workspace = environment.cublas_workspace
-            resources.enter_context(
+            self._pinned = resources.enter_context(
                 pin(threads=self._threads, device=self.device, cublas_workspace=workspace)
             )
             if self._given_transport is None:
@@ -154,9 +164,7 @@ class Session:
         """
         if self._engine is not None:
             raise ConfigError("setup was called twice; a session trains one model.")
-        if not isinstance(model, nn.Module):
-            kind = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
-            raise ConfigError(f"model is {kind}. Give a torch.nn.Module, already made.")
+        _require_module(model)
         model = model.to(self.device)
         made = make_optimizer(optimizer, model)
         parts = build_parts(
@@ -207,6 +215,7 @@ class Session:
             "whether weights of loss terms are given": weights is not None,
         }
         require_equal(self._joined(), facts, device=self.device)
+        self._announce(walk, batching)
         loader = Loader(
             dataset,
             seed=self._seed,
@@ -281,12 +290,30 @@ class Session:
     def agreed_fingerprint(self) -> str:
         """Collective. Return the fingerprint; raise Disagreement where a rank's copy of the model differs."""
         found = self.fingerprint()
-        require_equal(self._joined(), {"the fingerprint of the model": found}, device=self.device)
+        require_equal(self._joined(), {_AT_THE_END: found}, device=self.device)
         return found
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over the model's parameters and buffers: 64 hex digits."""
         return model_fingerprint(self._ready().model)
+
+    def _announce(self, walk: Walk, batching: Batching) -> None:
+        if not self._announced:
+            self._announced = True
+            facts = run_facts(
+                place=self._place,
+                environment=self._environment,
+                pinned=self._pinned,
+                batches=walk.batches,
+                precision=self._precision,
+                seed=self._seed,
+                strategy=self._strategy,
+                reduction=self._reduction,
+            )
+            self._emit(RunStarted(world_size=self.world_size, steps=len(walk.batches), facts=facts))
+        if batching.micro_batch is None:
+            chosen = walk.batches.micro_batch
+            self._emit(Notice(level="info", message=f"micro_batch: {chosen}, an eighth of the global batch."))
 
     def _begin(self, batch: LoadedBatch, divisors: Mapping[str, float]) -> None:
         self._batch = batch
@@ -328,3 +355,9 @@ class Session:
         if self._engine is None:
             raise ConfigError("the session has no model yet: call session.setup(model, optimizer) first.")
         return self._engine
+
+
+def _require_module(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        kind = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+        raise ConfigError(f"model is {kind}. Give a torch.nn.Module, already made.")

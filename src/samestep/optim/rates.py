@@ -46,7 +46,7 @@ class _Multiplied:
         multiplier = float(self._schedule(update))
         if not math.isfinite(multiplier):
             raise ConfigError(
-                f"schedule({update}) returned {multiplier!r}. It must return a finite multiple of the base rate."
+                f"schedule({update}) returned {multiplier!r}; it must be a finite multiple of the base rate."
             )
         for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
             if isinstance(group["lr"], torch.Tensor):

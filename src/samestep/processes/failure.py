@@ -46,7 +46,6 @@ class Kind(enum.StrEnum):
     CONSEQUENCE = "consequence"  # another rank is gone or silent
     EXIT = "exit"  # the program ended itself with a code other than 0
     DEATH = "death"  # the process ended without leaving a record
-    TOLD = "told"  # an error of samestep's whose message says all: what, where, and what to do
     ERROR = "error"  # any other exception
 
 
@@ -80,7 +79,7 @@ def failure_of(rank: int, error: BaseException) -> Failure:
         return Failure(rank=rank, host=host, time=now, kind=Kind.SETTINGS, message=str(error), code=2)
     if _says_all(error):
         message = f"{type(error).__name__}: {error}{_place_of(error)}"
-        return Failure(rank=rank, host=host, time=now, kind=Kind.TOLD, message=message)
+        return Failure(rank=rank, host=host, time=now, kind=Kind.ERROR, message=message)
     return Failure(
         rank=rank,
         host=host,
@@ -149,7 +148,7 @@ def describe(failure: Failure, world_size: int, output: Sequence[str] = ()) -> s
     rank = f"rank {failure.rank} of {world_size} on host {failure.host} failed:"
     if failure.traceback:
         return f"{rank}\n{failure.traceback.rstrip()}"
-    if not output:
+    if not output or failure.kind is Kind.ERROR:  # the latter's message says all
         return f"{rank} {failure.message}"
     lines = "\n".join(f"  {line}" for line in output)
     return f"{rank} {failure.message}\nthe last lines of its standard error:\n{lines}"

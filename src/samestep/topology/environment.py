@@ -6,7 +6,7 @@ The launchers it knows, and the order in which they are asked, are the table in 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, final
@@ -59,6 +59,11 @@ class Environment:
         """The folder where a child rank of samestep's own start leaves its failure record, else None."""
         folder = self._value(FAILURES)
         return Path(folder) if folder and self._value(OWN.rank) else None
+
+    def values(self, names: Iterable[str]) -> dict[str, str]:
+        """Return those of the named variables that are set."""
+        found = {name: self._value(name) for name in names}
+        return {name: value for name, value in found.items() if value is not None}
 
     @property
     def cublas_workspace(self) -> str | None:

@@ -1,0 +1,47 @@
+"""What a reader of a run may ask later: versions, place, settings, and what the bits depend on."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+
+from samestep.data.global_batch import Batches
+from samestep.numerics.exact import KERNEL_VARIABLES, Pinned, numerics_key
+from samestep.precision.policy import Precision
+from samestep.topology.environment import Environment, Place
+
+
+def run_facts(
+    *,
+    place: Place,
+    environment: Environment,
+    pinned: Pinned,
+    batches: Batches,
+    precision: Precision,
+    seed: int,
+    strategy: str,
+    reduction: str,
+) -> dict[str, object]:
+    """Collect the resolved settings of a run, and its numerics key."""
+    numbers: dict[str, str | int] = {
+        "micro_batch": batches.micro_batch,
+        "precision": precision.model_dump_json(exclude_none=True),
+        "reduction": reduction,
+    }
+    return {
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("samestep", "torch", "numpy")},
+        },
+        "launcher": f"{place.launcher}: {place.reason}",
+        "device": str(pinned.device),
+        "threads": pinned.threads,
+        "seed": seed,
+        "batching": batches.batching.model_dump(),
+        "strategy": strategy,
+        "reduction": reduction,
+        "precision": precision.model_dump(),
+        "numerics_key": numerics_key(
+            pinned, environment=environment.values(KERNEL_VARIABLES), settings=numbers
+        ),
+    }
