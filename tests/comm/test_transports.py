@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+import link_checks as links
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-import links
 
 from samestep.comm.alone import Alone
 from samestep.comm.connect import connect

@@ -59,15 +59,15 @@ def test_other_values_are_made_those_of_the_first_rank(world_size: int) -> None:
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda rank: nn.Linear(2, 3 + rank // 2), r"weight \(3, 2\) float32 on rank 0 but weight \(4, 2\)"),
-        (lambda rank: nn.Linear(2, 3, bias=rank < 2), "number of parameters and buffers is 2 on rank 0 but 1"),
+        (lambda rank: nn.Linear(2, 3 + rank // 2), r"weight \(3, 2\) float32 on rank 0, but weight \(4, 2\)"),
+        (lambda rank: nn.Linear(2, 3, bias=rank < 2), "number of parameters and buffers: 2 on rank 0, but 1"),
         (
             lambda rank: nn.Linear(2, 3, dtype=torch.float64 if rank == 2 else torch.float32),
-            "float32 on rank 0 but .* float64 on rank 2",
+            "float32 on rank 0, but .* float64 on rank 2",
         ),
         (
             lambda rank: nn.ModuleDict({"head" if rank == 2 else "top": nn.Linear(2, 3)}),
-            "top.weight .* on rank 0 but head.weight",
+            "top.weight .* on rank 0, but head.weight",
         ),
     ],
 )
@@ -94,7 +94,7 @@ def test_facts_are_compared_by_name() -> None:
         return str(caught.value)
 
     for text in run_threads(work, 4):
-        assert text.startswith("the size is 0 on rank 0 but 1 on rank 2.")
+        assert text.startswith("the size: 0 on rank 0, but 1 on rank 2.")
 
 
 def test_a_fact_that_one_rank_does_not_know_is_told() -> None:
@@ -105,4 +105,4 @@ def test_a_fact_that_one_rank_does_not_know_is_told() -> None:
         return str(caught.value)
 
     for text in run_threads(work, 3):
-        assert text.startswith("the seed is 1 on rank 0 but nothing on rank 1.")
+        assert text.startswith("the seed: 1 on rank 0, but nothing on rank 1.")

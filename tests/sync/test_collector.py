@@ -117,7 +117,9 @@ def test_parts_that_come_only_later_are_refused_by_name() -> None:
     collector, _ = make(p)
     collect(collector, [p.sum()])
     x = torch.ones(3, requires_grad=True)
-    nested = checkpoint(lambda y: y * p, checkpoint(lambda y: y * p, x, use_reentrant=True), use_reentrant=True)
+    nested = checkpoint(
+        lambda y: y * p, checkpoint(lambda y: y * p, x, use_reentrant=True), use_reentrant=True
+    )
     with pytest.raises(LossError, match="parameter p0 got its gradient in two parts"):
         collect(collector, [nested.sum()])
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import samestep
+from samestep.comm.alone import Alone
 from samestep.comm.transport import Transport
 from samestep.errors import LossError
 from samestep.sync.model_buffers import ModelBuffers
@@ -278,6 +279,4 @@ def test_buffers_alone(alone: Transport) -> None:
 @pytest.fixture
 def alone() -> Transport:
     """Return a transport without peers."""
-    from samestep.comm.alone import Alone
-
     return Alone()

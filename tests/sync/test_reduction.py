@@ -47,7 +47,7 @@ def draw_gradients(sizes: Sequence[int], num_leaves: int, seed: int) -> Gradient
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """Return the bits, with one NaN for all: which payload survives a sum of two is the processor's choice."""
+    """Return the bits, with one NaN for all: which payload survives a sum is the processor's choice."""
     return torch.where(tensor.isnan(), torch.nan, tensor).view(torch.int32)
 
 
@@ -75,9 +75,7 @@ def reduced(
     layout = lay_out(named, world_size=transport.world_size, whole=False, bucket=128)
     store = ParameterStore(layout, parameters, masters=False)
     collector = Collector(layout, parameters)
-    strategy = kind(
-        store, collector, Fast(transport) if fast else Ordered(layout, transport), transport
-    )
+    strategy = kind(store, collector, Fast(transport) if fast else Ordered(layout, transport), transport)
     for _ in range(steps):
         strategy.begin(runs, len(gradients))
         for leaf in runs[transport.rank]:
@@ -105,7 +103,9 @@ def cases(draw: Any) -> tuple[list[int], list[range], int]:
     sizes = draw(st.lists(st.sampled_from([0, 1, 2, 3, 7, 61, 64, 65, 127, 257]), min_size=1, max_size=4))
     num_leaves = draw(st.integers(1, 13))
     world_size = draw(st.integers(1, 5))
-    cuts = sorted(draw(st.lists(st.integers(0, num_leaves), min_size=world_size - 1, max_size=world_size - 1)))
+    cuts = sorted(
+        draw(st.lists(st.integers(0, num_leaves), min_size=world_size - 1, max_size=world_size - 1))
+    )
     runs = [range(start, stop) for start, stop in pairwise([0, *cuts, num_leaves])]
     return sizes, runs, draw(st.integers(0, 2**32))
 
@@ -210,9 +210,7 @@ def test_steps_out_of_order_are_refused() -> None:
         parameter = Parameter(torch.zeros(3))
         layout = lay_out([("p", parameter)], world_size=1, whole=False)
         store = ParameterStore(layout, [parameter], masters=False)
-        strategy = Replicate(
-            store, Collector(layout, [parameter]), Ordered(layout, transport), transport
-        )
+        strategy = Replicate(store, Collector(layout, [parameter]), Ordered(layout, transport), transport)
         with pytest.raises(InternalError, match="no step was begun"):
             strategy.reduce(lambda flat, start, part: None)
         with pytest.raises(InternalError, match="outside a step"):

@@ -1,4 +1,4 @@
-"""Running statistics: the bits of one rank on any number of ranks, and those of a plain loop within rounding."""
+"""Running statistics: equal bits on any number of ranks, and a plain loop's values within rounding."""
 
 from __future__ import annotations
 

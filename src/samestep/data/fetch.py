@@ -48,7 +48,7 @@ def count_samples(dataset: MapDataset[object]) -> int:
 @final
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """What a loader worker sends in place of a batch: the message, and the traceback as text."""
+    """What a loader worker sends in place of a batch: the message, and its cause's traceback as text."""
 
     message: str
     trace: str
@@ -91,7 +91,8 @@ class Fetch(Dataset[object], Generic[Sample]):
                     "arrays and detached tensors, or set loader_workers to 0."
                 )
         except DataError as exc:
-            return Failed(str(exc), "".join(traceback.format_exception(exc)))
+            cause = exc.__cause__
+            return Failed(str(exc), "".join(traceback.format_exception(cause)) if cause else "")
         return batch
 
     def _make(self, request: MicroBatch) -> object:

@@ -127,7 +127,7 @@ def _received(workers: Workers) -> Iterator[object]:
         except Exception as exc:
             raise DataError(_loss(workers.lost(within_s=_ENDING_S) or [f"loading failed: {exc}"])) from exc
         if isinstance(batch, Failed):
-            raise DataError(batch.message) from RemoteError(f"\n{batch.trace}")
+            raise DataError(batch.message) from (RemoteError(f"\n{batch.trace}") if batch.trace else None)
         yield batch
 
 

@@ -27,13 +27,14 @@ class LoadedMicroBatch:
 
     def __init__(self, engine: Engine, micro: MicroBatch, data: Any) -> None:
         self._engine = engine
+        self._step = micro.step
         self.index = micro.index
         self.ids = micro.ids
         self.data = data
 
     def collect(self) -> AbstractContextManager[LeafLoss]:
         """Take the gradients made inside the block as this micro-batch's; yields `record(loss)`."""
-        return self._engine.leaf(self.index)
+        return self._engine.leaf(self.index, step=self._step)
 
     def counting(self) -> AbstractContextManager[None]:
         """Run the forward pass inside the block for its weights alone."""

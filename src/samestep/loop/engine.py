@@ -100,9 +100,14 @@ class Engine:
         self._parts.buffers.begin()
 
     @contextmanager
-    def leaf(self, index: int) -> Iterator[LeafLoss]:
+    def leaf(self, index: int, *, step: int) -> Iterator[LeafLoss]:
         """Take the gradients made inside the block as those of one micro-batch of this rank."""
         batch, sums = self._require_batch()
+        if step != batch.step:
+            raise ConfigError(
+                f"micro-batch {index} of step {step} was collected in step {batch.step}. Collect the "
+                "micro-batches of a batch before the next one is taken."
+            )
         self._require_next(index, sums.num_added)
         loss = LeafLoss(sums, index)
         with self.forward(index), self._parts.strategy.collect(index):

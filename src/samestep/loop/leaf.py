@@ -104,6 +104,11 @@ class LossSums:
                     "return the same terms for every micro-batch."
                 )
             return {"": result}
+        if not self._divisors and self.num_added:
+            raise LossError(
+                f"the loss returned the terms {', '.join(map(str, result))}, but a single value before. It "
+                "must return the same terms for every micro-batch."
+            )
         if not self._divisors:
             raise NeedsWeightsError([str(name) for name in result])
         if set(result) != set(self._divisors):

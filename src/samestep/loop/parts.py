@@ -17,7 +17,7 @@ from samestep.config.settings import nearest
 from samestep.errors import ConfigError
 from samestep.events import Event, Notice
 from samestep.loop.trainables import left_out, trainables
-from samestep.optim.elementwise import check_optimizer, is_elementwise
+from samestep.optim.elementwise import check_optimizer, couples_parameters, is_elementwise
 from samestep.precision.policy import Precision
 from samestep.sync.agreement import make_model_equal, require_equal
 from samestep.sync.collector import Collector
@@ -105,6 +105,8 @@ def build_parts(
     differing = make_model_equal(model, transport, device=device)
     if differing:
         notify(Notice(level="warning", message=_made_equal(differing)))
+    if strategy == "zero1" and couples_parameters(optimizer):
+        notify(Notice(level="warning", message=_may_couple(optimizer)))
     untrained = left_out(model, named)
     if untrained:
         notify(Notice(level="warning", message=_untrained(untrained)))
@@ -184,6 +186,15 @@ def _made_equal(names: Sequence[str]) -> str:
     return (
         f"ranks built the model with different values in {len(names)} tensors ({shown}); all now have those "
         "of rank 0. Seed the generator before building the model to make them equal from the start."
+    )
+
+
+def _may_couple(optimizer: Optimizer) -> str:
+    name = type(optimizer).__name__
+    return (
+        f"{name} is not known to update each parameter by itself. If its step mixes parameters (a global "
+        "norm, a step size of its own for all), zero1 gives other numbers on other numbers of ranks: use "
+        "strategy='replicate'. If it does not, say so in the class: per_parameter = True."
     )
 
 

@@ -96,6 +96,7 @@ class Session:
         self._pinned = Pinned(threads=threads, device=torch.device("cpu"))
         self._announced = False
         self._walk: Walk | None = None
+        self._weighs = False
         self._terms: list[str] | None = None  # None until known; empty for a single loss
         self.device = torch.device("cpu")
 
@@ -200,6 +201,7 @@ class Session:
         `weights` is needed for a loss of several terms: it maps a micro-batch's data to the weight of each
         term by name. Raises ConfigError for settings that give no batch.
         """
+        self._weighs = weights is not None
         walk = start_walk(self._walk, dataset, batching, seed=self._seed, steps=steps, epochs=epochs)
         self._walk = walk
         facts = {
@@ -224,6 +226,8 @@ class Session:
             pin_memory=self.device.type == "cuda",
         )
         stream = iter(BatchStream(self._ready(), walk, loader, self._joined(), self.device))
+        # An error in the loop's body leaves this generator to the garbage collector, which may come late.
+        self._resources.callback(stream.close)  # type: ignore[attr-defined]
         with closing(stream):  # type: ignore[type-var]
             for batch in stream:
                 divisors = self._weigh(batch, weights) if weights else {}
@@ -243,9 +247,9 @@ class Session:
         self._begin(batch, self._total(counted, batch))
 
     @property
-    def has_terms(self) -> bool:
-        """Whether the loss has several terms, as far as this rank knows."""
-        return bool(self._terms)
+    def must_count(self) -> bool:
+        """Whether the weights of several loss terms are still to be counted for each batch."""
+        return bool(self._terms) and not self._weighs
 
     @property
     def knows_terms(self) -> bool:

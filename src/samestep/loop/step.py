@@ -14,7 +14,7 @@ def take_step(session: Session, batch: LoadedBatch, loss: LossFunction) -> StepR
     Nothing here knows how many ranks there are: `batch` yields the micro-batches that are computed here,
     and `step` returns the sum over all of them, wherever they were computed.
     """
-    if session.has_terms:
+    if session.must_count:
         session.count(batch, loss)
     try:
         _collect(session, batch, loss)

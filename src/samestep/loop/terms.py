@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import final
 
@@ -57,7 +58,7 @@ class TermWeights:
         self._leaves[index] = {name: float(weights[name]) for name in self._names}
 
     def total(self, transport: Transport, num_leaves: int, *, device: torch.device) -> dict[str, float]:
-        """Collective. Return the global weight of each term."""
+        """Collective. Return the global weight of each term; LossError for one that means nothing."""
         message = json.dumps(self._leaves).encode()
         leaves: dict[str, dict[str, float]] = {}
         for told in gather_bytes(transport, message, device=device):
@@ -68,4 +69,9 @@ class TermWeights:
             for index, weights in leaves.items():
                 folding.add(Node(0, int(index)), weights[name])
             totals[name] = folding.total()
+            if not 0 <= totals[name] < math.inf:
+                raise LossError(
+                    f"the weights of loss term {name} in this global batch add up to {totals[name]!r}. "
+                    "Weights are counts or importances: finite and not negative."
+                )
         return totals

@@ -205,7 +205,8 @@ class _State:
         torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
         inductor.deterministic = self.inductor
         torch.utils.deterministic.fill_uninitialized_memory = self.fill  # type: ignore[attr-defined]
-        torch.backends.cudnn.benchmark = self.cudnn_benchmark
+        if torch.backends.cudnn.benchmark != self.cudnn_benchmark:  # writing may be switched off
+            torch.backends.cudnn.benchmark = self.cudnn_benchmark
 
 
 @final

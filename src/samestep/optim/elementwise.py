@@ -32,6 +32,17 @@ def is_elementwise(optimizer: Optimizer) -> bool:
     return type(optimizer) in ELEMENTWISE or getattr(type(optimizer), "elementwise", False) is True
 
 
+def couples_parameters(optimizer: Optimizer) -> bool:
+    """Say whether a step of the optimizer may mix parameters, as a global norm or a shared step size does.
+
+    Where each rank updates only what it owns, such a mixture would see only this rank's part. Not known to
+    be free of it is every class that torch does not come with; one's own class says so with the attribute
+    `per_parameter = True`.
+    """
+    known = is_elementwise(optimizer) or type(optimizer) in (torch.optim.Adafactor, torch.optim.Muon)
+    return not known and getattr(type(optimizer), "per_parameter", False) is not True
+
+
 def check_optimizer(optimizer: Optimizer) -> None:
     """Raise ConfigError for optimizers whose step does not fit one gradient per global batch."""
     if isinstance(optimizer, torch.optim.LBFGS):

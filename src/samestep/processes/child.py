@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ def recording_failures(environment: Environment | None = None) -> Iterator[None]
         return
     process = os.getpid()
     try:
+        # The supervisor starts a rank with SIGINT held back; from here on it is recorded like any error.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         yield
     except BaseException as error:
         orderly = isinstance(error, SystemExit) and error.code in (None, 0, STOPPED)

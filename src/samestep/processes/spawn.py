@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import IO, TextIO, final
 
 from samestep.processes.guardian import Guardian, signal_group
@@ -50,15 +51,16 @@ class RankProcess:
         self.ended_at = 0.0  # seconds since the epoch, as seen from here
         captured = rank > 0
         self._guardian = guardian
-        self._process = subprocess.Popen(
-            list(command),
-            env=dict(environ),
-            stdin=subprocess.DEVNULL if captured else None,
-            stdout=subprocess.PIPE if captured else None,
-            stderr=subprocess.PIPE if captured else None,
-            bufsize=0,
-            start_new_session=True,
-        )
+        with _held_back(signal.SIGINT):
+            self._process = subprocess.Popen(
+                list(command),
+                env=dict(environ),
+                stdin=subprocess.DEVNULL if captured else None,
+                stdout=subprocess.PIPE if captured else None,
+                stderr=subprocess.PIPE if captured else None,
+                bufsize=0,
+                start_new_session=True,
+            )
         guardian.register(self._process.pid)
         self.exit_handle = _exit_handle(self._process.pid)
         self.output = self._capture(self._process.stdout, sys.stdout if show else None)
@@ -96,6 +98,19 @@ class RankProcess:
         if stream is None:
             return None
         return Capture(stream, prefix=f"[rank {self.rank}] ", shown_on=shown_on)
+
+
+@contextmanager
+def _held_back(number: signal.Signals) -> Iterator[None]:
+    """Start a process inside the block with a signal blocked; it waits until the rank is ready to record it.
+
+    Else a Ctrl-C during the first imports would print a traceback that nobody asked for.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _exit_handle(pid: int) -> int | None:

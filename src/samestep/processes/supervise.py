@@ -43,7 +43,7 @@ def run_ranks(
     *,
     threads: int = 1,
     all_ranks: bool = False,
-    stop_grace_s: float = 5.0,
+    stop_grace_s: float = 2.0,
 ) -> int:
     """Run `command`, a whole argument list, as each of `workers` ranks on this machine; return an exit code.
 

@@ -101,7 +101,7 @@ def _recurrent(gates: int) -> Operation:
 
 
 def _two_ways(draw: Draw) -> dict[str, Tensor]:
-    inputs = {"x": draw.normal(8, 12, 48)}
+    inputs = {"x": draw.normal(8, 6, 48)}
     for layer, wide in enumerate((48, 128)):
         for way in ("", " back"):
             inputs[f"w_ih {layer}{way}"] = draw.normal(256, wide, scale=0.1)

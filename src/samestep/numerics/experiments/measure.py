@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeAlias, TypeVar, final
 
 import torch
@@ -14,7 +15,7 @@ from samestep.numerics.experiments.operation import Draw, Inputs, Operation
 
 THREADS = (1, 2, 4)
 FRESH_THREADS = (1, 2)  # what a fresh process repeats
-REPEATS = 5
+REPEATS = {1: 3, 2: 5, 4: 3}  # by threads
 OFFSETS_BYTES = (4, 8, 16, 32)  # added to an address that is a multiple of 64
 
 Hashes: TypeAlias = dict[str, str]  # name of a result -> SHA-256 of its bits
@@ -109,7 +110,10 @@ def measure(operation: Operation, device: torch.device) -> dict[str, Cell | str]
     `shape`, `alignment` and `layout` are measured with one thread.
     """
     experiment = Experiment(operation, device)
-    runs = [_with_threads(count, lambda: _repeat(experiment)) for count in _threads(THREADS, device)]
+    runs = [
+        _with_threads(count, partial(_repeat, experiment, REPEATS[count]))
+        for count in _threads(THREADS, device)
+    ]
     cells: dict[str, Cell | str] = {"run_to_run": _union(*(_moved(*repeats) for repeats in runs))}
     cells["threads"] = _moved(*(repeats[0] for repeats in runs)) if len(runs) > 1 else None
     return {**cells, **_with_threads(1, lambda: _by_input(experiment)), "exact": _exact(experiment, device)}
@@ -157,16 +161,16 @@ def _exact(experiment: Experiment, device: torch.device) -> Cell | str:
     moved: list[str] = []
     for count in _threads(FRESH_THREADS, device):
         with pin(threads=count, device=device, cublas_workspace=CUBLAS_WORKSPACES[0]):
-            repeats = _unless_refused(lambda: _repeat(experiment))
+            repeats = _unless_refused(partial(_repeat, experiment, REPEATS[count]))
         if repeats is None:
             return REFUSED
         moved = _union(moved, _moved(*repeats))
     return moved
 
 
-def _repeat(experiment: Experiment) -> list[Hashes]:
+def _repeat(experiment: Experiment, times: int) -> list[Hashes]:
     repeats, clutter = [], []
-    for repeat in range(REPEATS):
+    for repeat in range(times):
         repeats.append(experiment.hashes())
         clutter.append(torch.randn(1000 + 4567 * repeat))  # so that the next run gets other, used addresses
     return repeats
@@ -204,7 +208,7 @@ def _dense(name: str, value: Tensor) -> dict[str, Tensor]:
 
 
 def _hash(value: Tensor) -> str:
-    bits = value.detach().cpu().contiguous().flatten().view(torch.uint8)
+    bits = value.detach().cpu().flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8)
     return hashlib.sha256(bits.numpy().tobytes()).hexdigest()
 
 

@@ -78,8 +78,12 @@ def text(device: str = "cpu") -> str:
     if where is None:
         return f"Not measured on {device}.\n"
     lines = [
-        f"{len(entries)} operations, measured with torch {where.torch} on {where.processor}, "
-        + f"{where.capability}, {where.date}.",
+        " ".join(
+            (
+                f"{len(entries)} operations, measured with torch {where.torch}",
+                f"on {where.processor}, {where.capability}, {where.date}.",
+            )
+        ),
         "",
         "| column | compares | same | moves | refused | no such question |",
         "|---|---|---|---|---|---|",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -172,8 +173,6 @@ def one_leaves(place: Place, leaver: int) -> str:
 
 def one_is_silent(place: Place, silent: int, folder: str) -> str:
     """Let one rank not answer; return what the others are told."""
-    from pathlib import Path
-
     limit = 2.0
     transport = connect(place, device=CPU, timeout_s=limit)
     vote(transport)
