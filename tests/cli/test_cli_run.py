@@ -42,7 +42,7 @@ def test_help_lists_the_commands_and_needs_no_torch(tmp_path: Path) -> None:
     assert told.returncode == 0
     for command in ("run", "train", "verify", "compare"):
         assert command in told.stdout
-    loaded = "import samestep.cli.main, sys; print('torch' in sys.modules)"
+    loaded = "import samestep.cli.app, sys; print('torch' in sys.modules)"
     assert call([sys.executable, "-c", loaded], tmp_path).stdout == "False\n"
 
 

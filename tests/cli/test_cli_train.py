@@ -278,7 +278,7 @@ import sys, types, pathlib
 door = types.ModuleType("samestep")
 door.__path__ = [{str(Path(command.__file__).parents[1])!r}]
 sys.modules["samestep"] = door
-import samestep.cli.main
+import samestep.cli.app
 from samestep.cli.options import prepare_recipe
 prepare_recipe(pathlib.Path({str(recipe)!r}), ["steps=2"], steps=None)
 print("torch" in sys.modules)

@@ -11,7 +11,7 @@ import typer
 from pydantic import BaseModel
 
 from samestep import Batching, Precision
-from samestep.cli.main import app
+from samestep.cli.app import app
 from samestep.config import AdamSettings, Recipe, ScheduleSettings, SgdSettings
 from samestep.tasks.lm import GptSettings, TextSettings
 from samestep.track.ledger import FIELDS

@@ -128,10 +128,10 @@ def test_no_steps_change_nothing() -> None:
     [
         (lambda values: values.mean(), ["bare tensor of shape ()", "mean", "weighted(losses)"]),
         (lambda values: samestep.weighted(values.mean()), ["scalar without a weight", "reduction='none'"]),
-        (lambda values: None, ["a NoneType", "samestep.weighted"]),  # noqa: ARG005
-        (lambda values: 1.5, ["a float"]),  # noqa: ARG005
+        (lambda values: None, ["a NoneType", "samestep.weighted"]),
+        (lambda values: 1.5, ["a float"]),
         (lambda values: (values.sum(), 2), ["a tuple"]),
-        (lambda values: {}, ["empty dict"]),  # noqa: ARG005
+        (lambda values: {}, ["empty dict"]),
         (lambda values: {"main": values.sum()}, ["loss term main is a tensor"]),
         (lambda values: samestep.weighted(values.long()), ["int64", "real numbers"]),
         (lambda values: samestep.weighted(values.detach()), ["has no gradient", "detach"]),

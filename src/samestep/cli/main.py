@@ -1,31 +1,21 @@
-"""The console script: one command a file, registered here."""
+"""The console script."""
 
 from __future__ import annotations
 
 import sys
 
-import typer
-
-from samestep.cli import compare, run, train, verify
 from samestep.errors import ConfigError
-
-app = typer.Typer(
-    name="samestep",
-    help="Train PyTorch models on any number of devices, and end in the same bits.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,  # a traceback is for the user's own tools to read
-)
-app.command()(train.train)
-app.command(context_settings=run.CONTEXT)(run.run)
-app.command()(verify.verify)
-app.command()(compare.compare)
 
 
 def main() -> None:
     """Run the command line; wrong settings end with one message and exit code 2."""
     try:
+        # Imported here, so that a Ctrl-C during the imports ends as quietly as a later one.
+        from samestep.cli.app import app
+
         app()
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(1) from None

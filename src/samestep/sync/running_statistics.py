@@ -56,6 +56,7 @@ class RunningStatistics:
                     self._tracked.append(_Tracked(module, mean, var, count, width, []))
                     width += 2 * mean.numel()
         self._width = width
+        self._device = self._tracked[0].mean.device if self._tracked else torch.device("cpu")
         self._rows: list[Tensor] = []
         self._running: list[tuple[Tensor, Tensor, Tensor]] = []
 
@@ -81,7 +82,7 @@ class RunningStatistics:
         """Keep what the leaf left: per layer its mean and variance terms, then the number of updates."""
         if not self._tracked:
             return
-        row = torch.zeros(self._width + len(self._tracked), dtype=torch.float64)
+        row = torch.zeros(self._width + len(self._tracked), dtype=torch.float64, device=self._device)
         for number, t in enumerate(self._tracked):
             if not t.module.training:
                 continue
@@ -96,7 +97,7 @@ class RunningStatistics:
         if not self._tracked:
             return
         columns = self._width + len(self._tracked)
-        by_rank = [torch.empty(len(run), columns, dtype=torch.float64) for run in runs]
+        by_rank = [torch.empty(len(run), columns, dtype=torch.float64, device=self._device) for run in runs]
         if self._rows:
             by_rank[self._transport.rank].copy_(torch.stack(self._rows))
         self._transport.gather(by_rank[self._transport.rank], by_rank).wait()

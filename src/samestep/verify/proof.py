@@ -18,7 +18,7 @@ END_S: Final = 10.0  # how long a run that is no longer wanted may take to end i
 
 
 @final
-class RunFailed(Exception):  # noqa: N818
+class RunFailed(Exception):
     """One of the runs did not end well; it has said why in `text`."""
 
     def __init__(self, workers: int, code: int, text: str) -> None:
