@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,22 @@ def test_every_link_of_a_page_leads_somewhere() -> None:
     for page in pages:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_an_installed_package_has_every_file() -> None:
+    """An editable installation would not miss one that `pip install .` leaves out."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    kept = settings["tool"]["setuptools"]["package-data"]
+    source = ROOT / "src"
+    listed = {
+        path
+        for package, patterns in kept.items()
+        for pattern in patterns
+        for path in (source / package.replace(".", "/")).glob(pattern)
+    }
+    others = {
+        path
+        for path in (source / "samestep").rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc")
+    }
+    assert others <= listed, sorted(str(path.relative_to(source)) for path in others - listed)

@@ -15,6 +15,7 @@ from samestep.numerics.seeds import (
     Purpose,
     derive,
     derive_each,
+    evaluation_seed,
     seed_collate,
     seed_micro_batch,
     seed_sample,
@@ -40,6 +41,7 @@ def test_the_streams_are_pinned():
     # Changing any of these changes the bits of every run: say so in the changelog.
     assert derive(1, 2, 3) == 0x6AE515C1C0AC7E37
     assert derive(-1) == derive(2**64 - 1)
+    assert evaluation_seed(7) == derive(7, Purpose.EVALUATION)
     seed_micro_batch(7, 11, 13, CPU)
     assert torch.randint(2**31, ()).item() == 1572953568
     assert random.getrandbits(32) == 3050982004
@@ -102,6 +104,16 @@ def test_every_position_and_purpose_draws_otherwise():
             seen.append(draws())
     for generator in range(3):
         assert len({drawn[generator] for drawn in seen}) == len(SEEDERS) * len(places)
+
+
+def test_an_evaluation_draws_otherwise_at_every_position():
+    seen = []
+    for seed in (0, evaluation_seed(0), 1, evaluation_seed(1)):
+        for seeder in SEEDERS:
+            seeder(seed, 0, 4)
+            seen.append(draws())
+    for generator in range(3):
+        assert len({drawn[generator] for drawn in seen}) == 4 * len(SEEDERS)
 
 
 def test_half_a_pair_of_normals_does_not_outlive_its_stream():

@@ -17,14 +17,14 @@ from samestep.errors import ConfigError
 Verdict: TypeAlias = Literal["same", "moves", "refused", "unmeasured"]
 
 COLUMNS = {
-    "run_to_run": "repeated in one process, with 1, 2 and 4 threads, each compared with itself",
-    "processes": "repeated in a fresh process, with 1 and 2 threads",
-    "threads": "1, 2 and 4 threads compared with each other",
-    "shape": "one sample alone, or half of the samples, compared with the same rows of the whole batch",
-    "alignment": "inputs that begin 4, 8, 16 or 32 bytes after a multiple of 64 bytes",
-    "layout": "the same values of the first input in another memory order (channels last, or transposed)",
-    "instructions": "AVX2 in place of AVX512, on the same processor",
-    "exact": "repeated in exact mode, in one process and in a fresh one, with 1 and 2 threads",
+    "run_to_run": "repeats in one process, torch as it comes, with 1, 2 and 4 threads",
+    "processes": "a repeat in a fresh process, torch as it comes, with 1 and 2 threads",
+    "exact": "repeats in exact mode, in one process and in a fresh one, with 1, 2 and 4 threads",
+    "threads": "1, 2 and 4 threads with each other",
+    "shape": "one sample alone, and half of the samples, with the same rows of the whole batch",
+    "alignment": "inputs at a multiple of 64 bytes with inputs 4, 8, 16 and 32 bytes further on",
+    "layout": "the first input with the same values in another memory order (channels last, or transposed)",
+    "instructions": "AVX512 with AVX2, on the same processor",
 }
 
 
@@ -40,12 +40,12 @@ class Entry:
     inputs: str  # names and shapes; float32 unless said
     run_to_run: Verdict
     processes: Verdict
+    exact: Verdict
     threads: Verdict
     shape: Verdict
     alignment: Verdict
     layout: Verdict
     instructions: Verdict
-    exact: Verdict
     moved: Mapping[str, tuple[str, ...]]  # column -> results that moved
     note: str
     hint: str  # what to do, where exact mode refuses it

@@ -1,9 +1,9 @@
 """Exact mode: pin what can be pinned for the life of a run, and refuse what torch cannot repeat.
 
-Note [threads are counted twice]: torch.set_num_threads tells OpenMP and MKL for the calling thread only. A
+Note [each thread pins itself]: torch.set_num_threads tells OpenMP and MKL for the calling thread only. A
 Python thread started later takes over OpenMP's count, but MKL there goes back to all cores, so a matrix
-product has other bits. So `pin` is entered on the very thread that computes; ranks that are threads of one
-process enter it each for itself.
+product has other bits. Inductor's settings belong to a thread too. So `pin` is entered on the very thread
+that computes; ranks that are threads of one process enter it each for itself.
 """
 
 from __future__ import annotations
@@ -74,11 +74,15 @@ def pin(*, threads: int, device: torch.device, cublas_workspace: str | None = No
             f"CUBLAS_WORKSPACE_CONFIG is {cublas_workspace!r}, and with it cuBLAS does not repeat its bits. "
             f"Set it to {CUBLAS_WORKSPACES[0]} in the environment before the process starts."
         )
-    before = torch.get_num_threads()
+    # Here, since it takes seconds. It costs a run nothing: the first optimizer imports it too.
+    import torch._inductor.config as inductor
+
+    before, inductor_before = torch.get_num_threads(), bool(inductor.deterministic)
     # A kernel that reads memory it never wrote has other bits each time (linalg.lstsq does, see the
-    # catalogue). Filling pins it, and cost 0 to 2 % of a step on CPU. On CUDA each fill is one more launch.
+    # catalogue). Filling pins it, and cost 0 to 5 % of a step on CPU. On CUDA each fill is one more launch.
     _SWITCHES.take(fill=device.type == "cpu")
     try:
+        inductor.deterministic = True
         torch.set_num_threads(threads)
         yield Pinned(threads=threads, device=device)
     except RuntimeError as error:
@@ -89,6 +93,7 @@ def pin(*, threads: int, device: torch.device, cublas_workspace: str | None = No
     finally:
         torch.set_num_threads(before)
         _SWITCHES.give_back()
+        inductor.deterministic = inductor_before
 
 
 def explain(error: RuntimeError) -> NotReproducible | None:
@@ -184,26 +189,19 @@ class _State:
     deterministic: bool
     warn_only: bool
     fill: bool
-    inductor: bool
     cudnn_benchmark: bool
 
     @classmethod
     def read(cls) -> _State:
-        import torch._inductor.config as inductor
-
         return cls(
             deterministic=torch.are_deterministic_algorithms_enabled(),
             warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
             fill=bool(torch.utils.deterministic.fill_uninitialized_memory),  # type: ignore[attr-defined]
-            inductor=bool(inductor.deterministic),
             cudnn_benchmark=bool(torch.backends.cudnn.benchmark),
         )
 
     def set(self) -> None:
-        import torch._inductor.config as inductor
-
         torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
-        inductor.deterministic = self.inductor
         torch.utils.deterministic.fill_uninitialized_memory = self.fill  # type: ignore[attr-defined]
         if torch.backends.cudnn.benchmark != self.cudnn_benchmark:  # writing may be switched off
             torch.backends.cudnn.benchmark = self.cudnn_benchmark
@@ -222,9 +220,7 @@ class _Switches:
         with self._lock:
             if self._before is None:
                 self._before = _State.read()
-                _State(
-                    deterministic=True, warn_only=False, fill=fill, inductor=True, cudnn_benchmark=False
-                ).set()
+                _State(deterministic=True, warn_only=False, fill=fill, cudnn_benchmark=False).set()
             self._holders += 1
 
     def give_back(self) -> None:

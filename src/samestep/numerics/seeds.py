@@ -30,6 +30,7 @@ class Purpose(IntEnum):
     SAMPLE = 2  # augmentation
     COLLATE = 3  # draws of the collate function
     ORDER = 4  # the shuffle of an epoch
+    EVALUATION = 5  # all that an evaluation draws, under a seed of its own
 
 
 def derive(*words: int) -> int:
@@ -92,6 +93,11 @@ def seed_sample(seed: int, epoch: int, sample_id: int) -> None:
 def seed_collate(seed: int, step: int, index: int) -> None:
     """Seed all that a collate function may draw from before it joins the micro-batch `index` of a step."""
     _seed_cpu(derive(seed, Purpose.COLLATE, step, index))
+
+
+def evaluation_seed(seed: int) -> int:
+    """Return the seed for all that an evaluation draws, so that it repeats nothing that training drew."""
+    return derive(seed, Purpose.EVALUATION)
 
 
 def _seed_cpu(word: int) -> None:

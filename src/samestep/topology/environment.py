@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self, final
 
 from samestep.errors import ConfigError
-from samestep.topology.launchers import LAUNCHERS, OWN, Launcher
+from samestep.topology.launchers import LAUNCHERS, OWN, STRANGERS, Launcher
 from samestep.topology.network import interface_to, is_loopback, loopback_interface
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -78,6 +78,7 @@ class Environment:
         """
         claimed = [launcher for launcher in LAUNCHERS if self._claims(launcher)]
         if not claimed:
+            self._refuse_strangers()
             return Place(reason="no launcher's variables are set")
         for second in claimed[1:]:
             if second.proof and self._value(second.proof):
@@ -113,6 +114,19 @@ class Environment:
         if place.rendezvous is not None:
             variables[OWN.rendezvous[0]] = place.rendezvous
         return variables
+
+    def _refuse_strangers(self) -> None:
+        """Raise ConfigError where a launcher that is not known here started several ranks of this program."""
+        for stranger in STRANGERS:
+            if stranger.proof and not self._value(stranger.proof):
+                continue
+            size = self._number(stranger.world_size) or 1
+            if self._value(stranger.rank) and size > 1:
+                raise ConfigError(
+                    f"{stranger.name} started {size} ranks of this program ({stranger.world_size} is "
+                    f"{size}), and samestep cannot join them yet: each would train alone. Let it start one "
+                    "process on each machine, and that one start the ranks: samestep run, or torchrun."
+                )
 
     def _value(self, name: str) -> str | None:
         return self._variables.get(name, "").strip() or None

@@ -54,3 +54,21 @@ TORCHRUN = Launcher(
     machines=("NODE_RANK", "PET_NODE_RANK"),
 )
 LAUNCHERS = (OWN, TORCHRUN)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stranger:
+    """A launcher whose ranks cannot be joined yet: it is known only to be refused."""
+
+    name: str
+    rank: str
+    world_size: str
+    proof: str | None = None  # in a shell of a job, rank and world size may stand without it
+
+
+STRANGERS = (
+    Stranger(name="Open MPI", rank="OMPI_COMM_WORLD_RANK", world_size="OMPI_COMM_WORLD_SIZE"),
+    Stranger(name="MPICH or Intel MPI", rank="PMI_RANK", world_size="PMI_SIZE"),
+    Stranger(name="Slurm", rank="SLURM_PROCID", world_size="SLURM_NTASKS", proof="SLURM_STEP_ID"),
+)

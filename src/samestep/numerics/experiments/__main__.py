@@ -57,13 +57,14 @@ def _options() -> argparse.Namespace:
         "--sweep", action="store_true", help="run torch's own list of operations in exact mode"
     )
     parser.add_argument("--child", choices=("cells", "hashes"), help=argparse.SUPPRESS)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.write and options.only:
+        parser.error("--write replaces the whole table, so it does not go with --only")
+    return options
 
 
 def _write_table(device: str, measured: Table) -> None:
     data = json.loads(DATA.read_text(encoding="utf-8"))
-    if data[device]:
-        measured["operations"] = {**data[device]["operations"], **measured["operations"]}
     data[device] = measured
     DATA.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor
 
-from samestep.numerics.exact import CUBLAS_WORKSPACES, explain, pin
+from samestep.errors import NotReproducible
+from samestep.numerics.exact import CUBLAS_WORKSPACES, pin
 from samestep.numerics.experiments.operation import Draw, Inputs, Operation
 
-THREADS = (1, 2, 4)
 FRESH_THREADS = (1, 2)  # what a fresh process repeats
 REPEATS = {1: 3, 2: 5, 4: 3}  # by threads
 OFFSETS_BYTES = (4, 8, 16, 32)  # added to an address that is a multiple of 64
@@ -107,65 +108,57 @@ class Experiment:
 def measure(operation: Operation, device: torch.device) -> dict[str, Cell | str]:
     """Fill the columns of one operation that need no other process.
 
-    `shape`, `alignment` and `layout` are measured with one thread.
+    `run_to_run` is measured with torch as it comes, all else in exact mode, where races and memory that
+    nobody wrote cannot blur what is compared. `shape`, `alignment` and `layout` have one thread.
     """
     experiment = Experiment(operation, device)
-    runs = [
-        _with_threads(count, partial(_repeat, experiment, REPEATS[count]))
-        for count in _threads(THREADS, device)
-    ]
+    counts = _threads(REPEATS, device)
+    runs = [_with_threads(count, partial(_repeat, experiment, REPEATS[count])) for count in counts]
     cells: dict[str, Cell | str] = {"run_to_run": _union(*(_moved(*repeats) for repeats in runs))}
-    cells["threads"] = _moved(*(repeats[0] for repeats in runs)) if len(runs) > 1 else None
-    return {**cells, **_with_threads(1, lambda: _by_input(experiment)), "exact": _exact(experiment, device)}
+    try:
+        pinned = [_pinned(count, device, partial(_repeat, experiment, REPEATS[count])) for count in counts]
+        by_input = _pinned(1, device, partial(_by_input, experiment))
+    except NotReproducible:
+        return {**cells, "exact": REFUSED}
+    cells["exact"] = _union(*(_moved(*repeats) for repeats in pinned))
+    cells["threads"] = _moved(*(repeats[0] for repeats in pinned)) if len(counts) > 1 else None
+    return {**cells, **by_input}
 
 
 def fresh(operation: Operation, device: torch.device) -> dict[str, Hashes]:
-    """Return the hashes that a fresh process must repeat, by condition."""
+    """Return the hashes that a fresh process must repeat, by condition; "exact" is left out where refused."""
     experiment = Experiment(operation, device)
     found: dict[str, Hashes] = {}
     for count in _threads(FRESH_THREADS, device):
         found[f"{count} threads"] = _with_threads(count, experiment.hashes)
-        with pin(threads=count, device=device, cublas_workspace=CUBLAS_WORKSPACES[0]):
-            pinned = _unless_refused(experiment.hashes)
-        if pinned is not None:
-            found[f"{count} threads, exact"] = pinned
+        with suppress(NotReproducible):
+            found[f"{count} threads, exact"] = _pinned(count, device, experiment.hashes)
     return found
 
 
-def moved_between(one: Mapping[str, Hashes], other: Mapping[str, Hashes], *, exact: bool) -> list[str]:
-    """Name the results that differ between two processes, free or pinned."""
-    conditions = [condition for condition in one if condition.endswith("exact") == exact]
+def moved_between(one: Mapping[str, Hashes], other: Mapping[str, Hashes], ending: str) -> list[str]:
+    """Name the results that differ between two processes, under the conditions with this ending."""
+    conditions = [condition for condition in one if condition.endswith(ending)]
     return _union(*(_moved(one[condition], other[condition]) for condition in conditions))
 
 
-def _threads(counts: Sequence[int], device: torch.device) -> Sequence[int]:
-    return counts if device.type == "cpu" else counts[:1]
+def _threads(counts: Iterable[int], device: torch.device) -> list[int]:
+    return [count for count in counts if device.type == "cpu" or count == 1]
 
 
 def _by_input(experiment: Experiment) -> dict[str, Cell | str]:
     first = experiment.hashes()
-    aligned = _moved(first, *(experiment.hashes(experiment.at_offset(offset)) for offset in OFFSETS_BYTES))
     turned = experiment.other_layout()
     samples = experiment.samples
     shape = {count: experiment.moved_rows(count) for count in (1, samples // 2) if samples}
+    moved_rows = [f"{name} ({count} of {samples})" for count, names in shape.items() for name in names]
     return {
-        "shape": [f"{name} ({count} of {samples})" for count in shape for name in shape[count]]
-        if shape
-        else None,
-        "alignment": aligned,
+        "shape": moved_rows if shape else None,
+        "alignment": _moved(
+            first, *(experiment.hashes(experiment.at_offset(offset)) for offset in OFFSETS_BYTES)
+        ),
         "layout": None if turned is None else _moved(first, experiment.hashes(turned)),
     }
-
-
-def _exact(experiment: Experiment, device: torch.device) -> Cell | str:
-    moved: list[str] = []
-    for count in _threads(FRESH_THREADS, device):
-        with pin(threads=count, device=device, cublas_workspace=CUBLAS_WORKSPACES[0]):
-            repeats = _unless_refused(partial(_repeat, experiment, REPEATS[count]))
-        if repeats is None:
-            return REFUSED
-        moved = _union(moved, _moved(*repeats))
-    return moved
 
 
 def _repeat(experiment: Experiment, times: int) -> list[Hashes]:
@@ -229,10 +222,6 @@ def _with_threads(count: int, run: Callable[[], T]) -> T:
         torch.set_num_threads(before)
 
 
-def _unless_refused(run: Callable[[], T]) -> T | None:
-    try:
+def _pinned(count: int, device: torch.device, run: Callable[[], T]) -> T:
+    with pin(threads=count, device=device, cublas_workspace=CUBLAS_WORKSPACES[0]):
         return run()
-    except RuntimeError as error:
-        if explain(error) is None:
-            raise
-        return None

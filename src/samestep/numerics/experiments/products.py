@@ -108,6 +108,12 @@ OPERATIONS = (
         rows=("x",),
     ),
     Operation(
+        name="matmul, long sums",
+        inputs=lambda d: {"x": d.normal(32, 40_000), "y": d.normal(40_000, 16)},
+        run=lambda i: i["x"] @ i["y"],
+        rows=("x",),
+    ),
+    Operation(
         name="mv",
         inputs=lambda d: {"x": d.normal(300, 500), "y": d.normal(500)},
         run=lambda i: torch.mv(i["x"], i["y"]),

@@ -110,23 +110,13 @@ def text(device: str = "cpu") -> str:
 
 
 def _row(name: str, here: Table, again: Table, avx2: Table | None) -> Table:
-    cells, hashes = here[name]["cells"], here[name]["hashes"]
-    exact = cells["exact"]
-    if isinstance(exact, list):
-        exact = list(dict.fromkeys(exact + moved_between(hashes, again[name]["hashes"], exact=True)))
-    row = {
-        **cells,
-        "processes": moved_between(hashes, again[name]["hashes"], exact=False),
-        "instructions": None if avx2 is None else _instructions(hashes, avx2[name]["hashes"]),
-        "exact": exact,
-    }
-    return {"inputs": here[name]["inputs"], **{column: row[column] for column in COLUMNS}}
-
-
-def _instructions(hashes: Table, avx2: Table) -> list[str]:
-    # Only with one thread, where nothing moves by itself.
-    one = {condition: value for condition, value in hashes.items() if condition == "1 threads"}
-    return moved_between(one, avx2, exact=False)
+    row, hashes = here[name]["cells"], here[name]["hashes"]
+    row["processes"] = moved_between(hashes, again[name]["hashes"], "threads")
+    if isinstance(row["exact"], list):
+        row["exact"] += moved_between(hashes, again[name]["hashes"], "exact")
+        if avx2 is not None:
+            row["instructions"] = moved_between(hashes, avx2[name]["hashes"], "1 threads, exact")
+    return {"inputs": here[name]["inputs"], **{column: row.get(column) for column in COLUMNS}}
 
 
 def _run_child(
