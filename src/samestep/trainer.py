@@ -18,8 +18,9 @@ from samestep.config import Batching
 from samestep.config.arguments import require_callable, require_callables
 from samestep.events import Evaluated, Event, Notice, RunEnded, StepReport
 from samestep.loop.evaluate import Evaluation
-from samestep.loop.session import Listener, LossFunction, Session
+from samestep.loop.session import Listener, Session
 from samestep.loop.step import take_step
+from samestep.loop.terms import LossFunction
 from samestep.loop.trainables import OptimizerLike
 from samestep.optim.rates import ScheduleLike
 from samestep.precision.policy import Precision

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 
 import samestep
-from samestep import LossError, StepReport
+from samestep import Disagreement, LossError, StepReport
+from samestep.comm.transport import Transport
+from samestep.testing.threads import run_threads
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -176,3 +178,164 @@ def test_a_loss_that_leaves_another_training_mode_is_refused() -> None:
 
     with pytest.raises(LossError, match="left the model in another training mode"):
         train(loss=forgets)
+
+
+Body = Callable[[nn.Module, Any], object]
+WITH_MASTERS = samestep.Precision(compute="bf16", parameters="bf16")
+
+
+def own_loop(transport: Transport, before: Body, after: Body, micro_batches: int, **settings: Any) -> str:
+    """Take four steps, with something done before the first micro-batch and after the last one."""
+    with transport.turn():
+        torch.manual_seed(0)
+        model = make_model()
+        if "precision" not in settings:  # BatchNorm in evaluation mode knows no 16-bit weights
+            model = nn.Sequential(*model, nn.BatchNorm1d(1))
+    batching = samestep.Batching(global_batch=2 * micro_batches, micro_batch=2)
+    with samestep.Session(transport=transport, digest_every=1, **settings) as session:
+        session.setup(model, lambda params: torch.optim.AdamW(params, lr=1e-2))
+        for batch in session.batches(Data(), batching, steps=4):
+            before(model, batch)
+            for micro in batch:
+                with micro.collect() as record:
+                    record(loss(model, micro.data))
+            after(model, batch)
+            session.step(batch)
+        return session.agreed_fingerprint()
+
+
+def nothing(model: nn.Module, batch: Any) -> None:
+    pass
+
+
+def alternate(model: nn.Module, batch: Any) -> None:
+    model.train(batch.step % 2 == 0)
+
+
+def decay(model: nn.Module, batch: Any) -> None:
+    with torch.no_grad():
+        model[2].weight.mul_(0.9)
+
+
+def replace(model: nn.Module, batch: Any) -> None:
+    model[2].weight.data = model[2].weight.data * 0.9
+
+
+def reset_statistics(model: nn.Module, batch: Any) -> None:
+    if isinstance(model[-1], nn.BatchNorm1d):
+        model[-1].reset_running_stats()
+
+
+@pytest.mark.parametrize("settings", [{}, {"precision": WITH_MASTERS}], ids=["fp32", "masters"])
+@pytest.mark.parametrize("micro_batches", [2, 6])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (alternate, nothing),
+        (nothing, alternate),
+        (decay, nothing),
+        (nothing, decay),
+        (replace, nothing),
+        (nothing, replace),
+        (reset_statistics, alternate),
+    ],
+)
+def test_changes_alike_on_all_ranks_around_the_micro_batches(
+    before: Body, after: Body, micro_batches: int, settings: dict[str, Any]
+) -> None:
+    ended = [
+        fingerprint
+        for strategy in ("replicate", "zero1")
+        for world_size in (1, 2, 3)  # of three ranks with two micro-batches, one has none
+        for fingerprint in run_threads(
+            lambda t, s=strategy: own_loop(t, before, after, micro_batches, strategy=s, **settings),
+            world_size,
+            timeout_s=20,
+        )
+    ]
+    assert len(set(ended)) == 1
+    (untouched,) = run_threads(lambda t: own_loop(t, nothing, nothing, micro_batches, **settings), 1)
+    assert ended[0] != untouched
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (alternate, "step 1: the training modes .* rank 1 is unlike rank 0"),
+        (decay, "step 1: parameters were changed between the steps on some ranks but not on all"),
+        (replace, "step 1: parameters were changed between the steps on some ranks but not on all"),
+    ],
+)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_changes_on_one_rank_around_the_micro_batches(change: Body, words: str, when: str) -> None:
+    def work(transport: Transport) -> str:
+        def alone(model: nn.Module, batch: Any) -> None:
+            if transport.rank == 1 and batch.step == 1:
+                change(model, batch)
+
+        return own_loop(transport, *((alone, nothing) if when == "before" else (nothing, alone)), 6)
+
+    if change is alternate and when == "after":  # it shows in the next step
+        words = words.replace("step 1", "step 2")
+    with pytest.raises(Disagreement, match=words):
+        run_threads(work, 3, timeout_s=20)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (decay, r"parameter 2\.weight was changed between two micro-batches, before micro-batch 1"),
+        (replace, r"parameter 2\.weight was changed between two micro-batches, before micro-batch 1"),
+        (
+            lambda model, _: model.eval(),
+            "the training mode of the model was changed between two micro-batches",
+        ),
+    ],
+)
+def test_changes_between_two_micro_batches_are_refused(change: Body, words: str) -> None:
+    torch.manual_seed(0)
+    model = make_model()
+    with samestep.Session() as session, pytest.raises(LossError, match=words):
+        session.setup(model, lambda params: torch.optim.SGD(params, lr=0.1))
+        for batch in session.batches(Data(), samestep.Batching(global_batch=12, micro_batch=2), steps=1):
+            for micro in batch:
+                with micro.collect() as record:
+                    record(loss(model, micro.data))
+                change(model, batch)
+
+
+def penalty(model: nn.Module, batch: Any) -> None:
+    if batch.step == 1:
+        (model[2].weight ** 2).sum().backward()
+
+
+def leftover(model: nn.Module, batch: Any) -> None:
+    model[2].weight.grad = torch.ones_like(model[2].weight)
+
+
+@pytest.mark.parametrize("body", [penalty, leftover])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_gradient_made_outside_the_micro_batches_is_refused(body: Body, world_size: int) -> None:
+    with pytest.raises(LossError, match=r"parameter 2\.weight got a gradient outside of micro\.collect"):
+        run_threads(lambda t: own_loop(t, body, nothing, 6), world_size, timeout_s=20)
+    if body is penalty:
+        with pytest.raises(LossError, match=r"parameter 2\.weight got a gradient outside"):
+            run_threads(lambda t: own_loop(t, nothing, body, 2), world_size, timeout_s=20)
+
+
+def test_the_tensor_that_differs_at_the_end_is_named() -> None:
+    told: list[str] = []
+
+    def work(transport: Transport) -> None:
+        def last(model: nn.Module, batch: Any) -> None:
+            if transport.rank and batch.step == 3:
+                model[0].weight.data.mul_(0.5)
+                model[2].bias.data.mul_(transport.rank)
+
+        with pytest.raises(Disagreement) as caught:
+            own_loop(transport, nothing, last, 6)
+        told.append(str(caught.value))
+
+    run_threads(work, 3, timeout_s=20)
+    assert len(set(told)) == 1
+    assert "0.weight has other values on rank 1 than on rank 0 (2 tensors differ in all)" in told[0]

@@ -75,7 +75,7 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "words"), WRONG, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("changes", "words"), WRONG, ids=[words[0][:40] for _, words in WRONG])
 def test_one_clear_message(changes: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         train(**changes)

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import samestep
 from samestep.comm.transport import Transport
 from samestep.numerics.fingerprint import fingerprint
+from samestep.optim.elementwise import ELEMENTWISE
 from samestep.testing.threads import run_threads
 from samestep.testing.workloads import Drawn
 
@@ -288,3 +289,159 @@ def test_the_model_and_its_optimizer_come_back_usable() -> None:
     mixed_loss(model, [x[None] for x in dataset[0]]).total.backward()  # no hook of ours is left
     assert fingerprint(model.named_parameters()) == before
     assert model.wide.grad is not None
+
+
+class Spread(nn.Module):
+    """Complex parameters large enough that tiles cut them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spin = nn.Parameter(torch.randn(4, 300, dtype=torch.complex64))
+        self.turned = nn.Parameter(torch.randn(300, 5, dtype=torch.complex128).t())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.view_as_real(inputs.to(torch.complex64) @ self.spin).sum((1, 2))
+        return hidden + torch.view_as_real(self.turned).sum() * inputs[:, 0]
+
+
+@pytest.mark.parametrize("kind", ELEMENTWISE, ids=lambda kind: kind.__name__)
+def test_a_cut_complex_parameter_gets_the_bits_of_a_whole_one(kind: Any) -> None:
+    settings = {"momentum": 0.87, "weight_decay": 0.011, "lr": 0.013} if kind is torch.optim.SGD else {}
+    dataset = Drawn(20, lambda generator: torch.randn(4, generator=generator))
+    same_everywhere(
+        lambda t, s: train(
+            t,
+            Spread,
+            dataset,
+            lambda model, inputs: samestep.weighted((model(inputs) - 1) ** 2),
+            optimizer=lambda params: kind(params, **settings),
+            strategy=s,
+            steps=3,
+        )
+    )
+
+
+def test_parameters_changed_between_steps_count_although_there_are_masters() -> None:
+    def run(transport: Transport, strategy: str) -> samestep.Result:
+        with transport.turn():
+            torch.manual_seed(1)
+            model = nn.Linear(4, 1)
+
+        def set_all(event: samestep.Event) -> None:
+            if isinstance(event, samestep.StepReport) and event.step == 1:
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.fill_(0.5)
+
+        return train(
+            transport,
+            lambda: model,
+            Drawn(20, lambda generator: torch.randn(4, generator=generator)),
+            lambda model, x: samestep.weighted(model(x.to(model.weight.dtype)).float().squeeze(-1) ** 2),
+            optimizer=lambda params: torch.optim.SGD(params, lr=1e-4),
+            precision=samestep.Precision(parameters="bf16"),
+            strategy=strategy,
+            callbacks=[set_all],
+            steps=3,
+        )
+
+    result = same_everywhere(run)
+    assert all(bool((p.float() - 0.5).abs().max() < 0.01) for p in result.model.parameters())
+
+
+@pytest.mark.parametrize("strategy", ["replicate", "zero1"])
+@pytest.mark.parametrize("parameters", [None, "bf16"])
+def test_the_optimizer_holds_the_model_again(strategy: str, parameters: Any) -> None:
+    dataset = Drawn(20, lambda generator: torch.randn(40, generator=generator))
+
+    def run(transport: Transport) -> tuple[str, bool]:
+        with transport.turn():
+            torch.manual_seed(1)
+            model = nn.Linear(40, 30)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        for _ in range(2):
+            result = samestep.train(
+                model,
+                dataset,
+                lambda model, x: samestep.weighted(model(x.to(model.weight.dtype)).float().square().sum(1)),
+                optimizer=optimizer,
+                batching=samestep.Batching(global_batch=8, micro_batch=2),
+                steps=2,
+                precision=samestep.Precision(parameters=parameters),
+                strategy=strategy,
+                transport=transport,
+            )
+        held = optimizer.param_groups[0]["params"]
+        assert all(a is b for a, b in zip(held, model.parameters(), strict=True))
+        return result.fingerprint, bool(optimizer.state)
+
+    for world_size in (1, 2, 3):
+        ended = run_threads(run, world_size)
+        assert len(set(ended)) == 1
+        assert ended[0][1] is (strategy == "replicate" or world_size == 1)
+
+
+def test_a_parameter_unfrozen_after_setup_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    model[0].requires_grad_(False)
+
+    def unfreeze(event: samestep.Event) -> None:
+        if isinstance(event, samestep.StepReport):
+            model[0].requires_grad_(True)
+
+    with pytest.raises(samestep.ConfigError, match=r"0\.weight was frozen when the session was set up"):
+        samestep.train(
+            model,
+            Drawn(20, lambda generator: torch.randn(4, generator=generator)),
+            lambda model, x: samestep.weighted(model(x).square()),
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            batching=samestep.Batching(global_batch=8),
+            steps=3,
+            callbacks=[unfreeze],
+        )
+
+
+def test_what_only_the_optimizer_knows_is_made_equal_too() -> None:
+    def run(transport: Transport) -> float:
+        with transport.turn():
+            torch.manual_seed(1)
+            model = nn.Linear(4, 1)
+        scale = nn.Parameter(torch.tensor(1.0 + transport.rank))
+        samestep.train(
+            model,
+            Drawn(20, lambda generator: torch.randn(4, generator=generator)),
+            lambda model, x: samestep.weighted((model(x).squeeze(-1) * scale) ** 2),
+            optimizer=torch.optim.SGD([*model.parameters(), scale], lr=0.01),
+            batching=samestep.Batching(global_batch=8, micro_batch=1),
+            steps=2,
+            callbacks=[lambda event: None],
+            listeners=[lambda event: None],
+            transport=transport,
+        )
+        return scale.item()
+
+    (alone,) = run_threads(run, 1)
+    assert run_threads(run, 3) == [alone] * 3
+
+
+def test_state_of_an_optimizer_that_differs_is_refused() -> None:
+    def run(transport: Transport) -> None:
+        with transport.turn():
+            torch.manual_seed(1)
+            model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        model(torch.full((2, 4), 1.0 + transport.rank)).sum().backward()
+        with torch.no_grad():
+            optimizer.step()
+            for parameter in model.parameters():
+                parameter.fill_(1.0)
+        train(
+            transport,
+            lambda: model,
+            [torch.ones(4)],
+            lambda m, x: samestep.weighted(m(x)),
+            optimizer=optimizer,
+        )
+
+    with pytest.raises(samestep.Disagreement, match="the optimizer's momentum_buffer of weight"):
+        run_threads(run, 3)

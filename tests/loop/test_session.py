@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,8 @@ import samestep
 from samestep.comm.alone import Alone
 from samestep.comm.transport import Transport
 from samestep.errors import ConfigError, Disagreement, LossError, PeerLost
+from samestep.loop import facts
+from samestep.numerics.exact import numerics_key
 from samestep.testing.threads import run_threads
 from samestep.testing.workloads import Drawn
 
@@ -338,6 +341,27 @@ def test_what_differs_between_ranks_is_named_on_all_of_them(kind: str, named: st
             )
             next(batches)
         return str(caught.value)
+
+    assert len(set(run_threads(work, 3, timeout_s=20))) == 1
+
+
+@pytest.mark.parametrize("name", ["cpu_capability", "MKL_CBWR"])
+def test_ranks_on_unlike_kernels_are_told_so_at_the_start(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def key(*arguments: Any, **settings: Any) -> dict[str, str | int]:
+        made = numerics_key(*arguments, **settings)
+        return made | {name: "unlike"} if threading.current_thread().name == "rank 2" else made
+
+    monkeypatch.setattr(facts, "numerics_key", key)
+    was = {"cpu_capability": torch.backends.cpu.get_cpu_capability(), "MKL_CBWR": "nothing"}[name]
+
+    def work(transport: Transport) -> str:
+        with opened(transport) as session:
+            session.setup(build(transport), make_optimizer)
+            with pytest.raises(
+                Disagreement, match=rf"the numerics key's {name}: {was} on rank 0, but unlike on rank 2"
+            ) as caught:
+                next(session.batches(DATASET, BATCHING, steps=2))
+            return str(caught.value)
 
     assert len(set(run_threads(work, 3, timeout_s=20))) == 1
 

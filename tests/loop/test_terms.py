@@ -278,6 +278,41 @@ def test_weights_given_by_a_function_must_name_the_terms() -> None:
         counted.add(3, {})
 
 
+@pytest.mark.parametrize("world_size", [1, 3, 5])
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (
+            lambda w: {**w, "size": w["size"] + 1},
+            r"step 0: loss term size was divided by 15, .* weights of 11",
+        ),
+        (lambda w: {**w, "size": 0.0}, r"step 0: loss term size was divided by 0, .* weights of 11"),
+        (lambda w: dict.fromkeys(w, 1.0), r"step 0: loss term fit was divided by 4, "),
+    ],
+)
+def test_weights_that_are_not_those_of_the_loss_are_refused(wrong: Any, words: str, world_size: int) -> None:
+    def weights(batch: Any) -> dict[str, float]:
+        return wrong(count_weights(batch))
+
+    told: list[str] = []
+
+    def work(transport: Transport) -> None:
+        with pytest.raises(LossError, match=words) as caught:
+            train(transport, weights=weights)
+        told.append(str(caught.value))
+
+    run_threads(work, world_size, timeout_s=10)
+    assert len(set(told)) == 1
+    assert "leave weights= out" in told[0]
+
+
+def test_weights_added_in_another_way_are_taken() -> None:
+    def weights(batch: Any) -> dict[str, float]:
+        return {name: float(batch[name].float().flip(0).sum()) for name in COEFFICIENTS}
+
+    assert all(report.applied for report in train(None, weights=weights).history)
+
+
 def test_half_precision_scales_a_mean_not_a_sum() -> None:
     """Terms are divided before the backward pass, so their scale must not be divided once more."""
 

@@ -131,13 +131,60 @@ def test_sparse_gradients_become_dense() -> None:
     assert total.sum(1).tolist() == [0, 12, 0, 6, 0]
 
 
-def test_a_leaf_that_breaks_off_leaves_no_hook_at_work() -> None:
+def test_gradients_in_very_many_parts() -> None:
+    """A recurrent loop of nested passes: more parts than a byte counts."""
+    p = Parameter(torch.ones(3))
+    collector, _ = make(p)
+
+    def nested() -> Tensor:
+        x = torch.ones(3, requires_grad=True)
+        for _ in range(300):
+            x = checkpoint(lambda y: y + p, x, use_reentrant=True)
+        return x.sum()
+
+    for _ in range(2):
+        assert torch.equal(collect(collector, [nested(), nested()]), torch.full((3,), 600.0))
+        assert list(collector.used) == [1]
+
+
+def test_a_gradient_made_outside_a_leaf_is_refused_by_name_while_a_step_is_begun() -> None:
+    p, q = Parameter(torch.ones(3)), Parameter(torch.ones(3))
+    collector, _ = make(p, q)
+    collect(collector, [p.sum(), p.sum()])
+    with pytest.raises(LossError, match=r"parameter p1 got a gradient outside of micro\.collect"):
+        q.sum().backward()
+    with pytest.raises(LossError, match=r"parameter p1 got a gradient outside"), collector.leaf(0):
+        pass  # it is there although it was refused
+    collector.end()
+    q.grad = None
+    q.sum().backward()
+    assert q.grad is not None  # between the steps, gradients are the user's own
+    assert torch.equal(collect(collector, [p.sum() * 2]), torch.full((3,), 2.0))
+    assert list(collector.used) == [1, 0]
+
+
+def test_a_gradient_that_was_set_by_hand_counts_where_backward_passes_only() -> None:
+    p, q = Parameter(torch.ones(3)), Parameter(torch.ones(3))
+    collector, _ = make(p, q)
+    for _ in range(2):
+        collector.begin(plan_ordered(range(2), 2), lambda bucket: None)
+        for leaf in range(2):
+            with collector.leaf(leaf):
+                p.grad, q.grad = torch.ones(3), torch.ones(3)
+                p.sum().backward()
+        assert torch.equal(collector.buffers[0].views[0], torch.full((3,), 4.0))
+        assert torch.equal(collector.buffers[0].views[1], torch.zeros(3))
+        assert list(collector.used) == [1, 0]
+
+
+def test_a_leaf_that_breaks_off_leaves_nothing_at_work() -> None:
     p = Parameter(torch.ones(3))
     collector, _ = make(p)
     collector.begin(plan_ordered(range(1), 1), lambda bucket: None)
     with pytest.raises(KeyError), collector.leaf(0):
+        p.sum().backward()
         raise KeyError
-    p.sum().backward()
-    assert p.grad is not None  # a backward pass outside a leaf is the user's own
+    assert p.grad is None
+    collector.end()
     collector.close()
     assert torch.equal(collect(collector, [p.sum() * 0]), torch.zeros(3))

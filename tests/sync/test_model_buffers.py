@@ -199,6 +199,67 @@ def test_a_change_between_steps_counts(how: str) -> None:
             assert torch.equal(result.model.latest, 4.0 + DATASET[19])
 
 
+def loop(transport: Transport, touch: Callable[[Watcher, str, int], None]) -> None:
+    """Train in a loop of one's own that touches the model before each step and after its micro-batches."""
+    with transport.turn():
+        torch.manual_seed(0)
+        made = Watcher(keep_in_place_of)
+    with samestep.Session(transport=transport, digest_every=1) as session:
+        model, _ = session.setup(made, lambda params: torch.optim.SGD(params, lr=0.1))
+        for batch in session.batches(DATASET, BATCHING, steps=3):
+            touch(made, f"before {batch.step}", transport.rank)
+            for micro in batch:
+                with micro.collect() as record:
+                    record(loss(model, micro.data))
+            touch(made, f"after {batch.step}", transport.rank)
+            session.step(batch)
+        session.agreed_fingerprint()
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize(
+    ("when", "words"),
+    [
+        ("before 0", "step 0: buffer flag was changed before this step, but not to the same values"),
+        ("before 2", "step 2: buffer flag was changed before this step, but not to the same values"),
+        ("after 1", "the digest: buffer flag does not have the same values"),
+    ],
+)
+def test_a_change_on_one_rank_alone_is_found_and_named(when: str, words: str, world_size: int) -> None:
+    last = world_size - 1
+
+    def touch(model: Watcher, now: str, rank: int) -> None:
+        if now == when and rank == last:
+            model.flag.data.logical_not_()
+
+    with pytest.raises(samestep.Disagreement, match=rf"{words} on every rank: rank {last} is unlike rank 0"):
+        run_threads(lambda t: loop(t, touch), world_size)
+
+
+def test_other_changes_on_each_rank_are_found() -> None:
+    with pytest.raises(samestep.Disagreement, match="buffer count was changed"):
+        run_threads(lambda t: loop(t, lambda model, now, rank: model.count.add_(rank + 1)), 3)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+def test_a_change_on_all_ranks_before_a_step_is_its_start(world_size: int) -> None:
+    def touch(model: Watcher, now: str, rank: int) -> None:
+        if now == "before 2":
+            model.latest = torch.full((2,), 8.0)
+            model.spin.data.fill_(torch.nan)
+        if now == "after 2" and rank < 5:  # the rest have no micro-batch and find it in their start
+            seen.append(model.latest.tolist())
+
+    seen: list[list[float]] = []
+    run_threads(lambda t: loop(t, touch), world_size)
+    assert seen == [[8.0, 8.0]] * min(world_size, 5)
+
+
+def test_a_buffer_set_to_none_between_steps_is_refused_by_name() -> None:
+    with pytest.raises(samestep.ConfigError, match=r"buffer latest is None since session.setup"):
+        run_threads(lambda t: loop(t, lambda model, now, rank: setattr(model, "latest", None)), 1)
+
+
 def grow(model: Watcher, inputs: Tensor) -> None:
     model.latest = torch.cat([model.latest, inputs[0]])
 

@@ -68,14 +68,15 @@ def loss(model: nn.Module, images: Tensor) -> samestep.Weighted:
 def train(transport: Transport | None, make: Callable[[], nn.Module], **settings: Any) -> samestep.Result:
     torch.manual_seed(0)
     model = make()
-    return samestep.train(
-        model,
-        DATASET,
-        loss,
-        optimizer=lambda params: torch.optim.SGD(params, lr=0.05),
-        transport=transport,
-        **{"batching": BATCHING, "steps": STEPS, "digest_every": 1, **settings},
-    )
+    arguments: dict[str, Any] = {
+        "loss": loss,
+        "optimizer": lambda params: torch.optim.SGD(params, lr=0.05),
+        "batching": BATCHING,
+        "steps": STEPS,
+        "digest_every": 1,
+        **settings,
+    }
+    return samestep.train(model, DATASET, transport=transport, **arguments)
 
 
 def plain(make: Callable[[], nn.Module]) -> nn.Module:
@@ -101,11 +102,11 @@ def everywhere(make: Callable[[], nn.Module]) -> samestep.Result:
     return alone
 
 
-def train_in_turn(transport: Transport, make: Callable[[], nn.Module]) -> samestep.Result:
+def train_in_turn(transport: Transport, make: Callable[[], nn.Module], **settings: Any) -> samestep.Result:
     with transport.turn():
         torch.manual_seed(0)
         model = make()
-    return train(transport, lambda: model)
+    return train(transport, lambda: model, **settings)
 
 
 KINDS: dict[str, Callable[[], nn.Module]] = {
@@ -250,6 +251,155 @@ def test_a_skipped_step_leaves_the_same_statistics_on_all_ranks() -> None:
     assert set(applied) == {True, False}
     assert {r.fingerprint for r in run_threads(run, 3)} == {alone.fingerprint}
     assert int(alone.model.norm.num_batches_tracked) == 5 * STEPS
+
+
+def test_one_micro_batch_ends_in_the_bits_of_a_plain_loop() -> None:
+    for kind in ("batch norm 2d", "average over all updates", "twice", "instance norm", "no momentum"):
+        torch.manual_seed(0)
+        wanted = KINDS[kind]()
+        for step in range(STEPS):
+            wanted(torch.stack([DATASET[10 * step + i] for i in range(10)]))
+        result = train(
+            None,
+            KINDS[kind],
+            batching=samestep.Batching(global_batch=10, micro_batch=10, shuffle=False),
+            optimizer=lambda params: torch.optim.SGD(params, lr=0.0),
+        )
+        for (name, got), (_, by_hand) in zip(
+            result.model.named_buffers(), wanted.named_buffers(), strict=True
+        ):
+            assert torch.equal(got, by_hand), f"{kind}: {name}"
+
+
+def test_a_teacher_in_evaluation_mode_reads_the_statistics_of_the_start_of_the_step() -> None:
+    """The plain loop's pass for targets: evaluation mode inside a training loss."""
+    read: list[tuple[int, bytes]] = []  # the first sample and what was read with it
+
+    def taught(model: nn.Module, images: Tensor) -> samestep.Weighted:
+        read.append((int(images[0, 0, 0, 0] * 1e6), model.norm.running_var.numpy().tobytes()))
+        model.eval()
+        with torch.no_grad():
+            targets = model(images)
+        model.train()
+        return samestep.weighted((model(images) - targets).square().squeeze(1) + model(images).squeeze(1))
+
+    for make in (KINDS["batch norm 2d"], KINDS["average over all updates"], KINDS["instance norm"]):
+        ended: list[str] = []
+        reads: list[list[tuple[int, bytes]]] = []
+        for world_size in (1, 2, 3):
+            read.clear()
+            results = run_threads(lambda t, m=make: train_in_turn(t, m, loss=taught), world_size)
+            ended += [result.fingerprint for result in results]
+            reads.append(sorted(read))
+            assert all(
+                report.loss is not None and report.loss == report.loss for report in results[0].history
+            )
+        assert len(set(ended)) == 1
+        assert reads[0] == reads[1] == reads[2]
+        assert len({values for _, values in reads[0]}) == STEPS  # one start for all of a step's micro-batches
+
+
+class Renorm(nn.BatchNorm2d):
+    """Normalises by its running statistics while training, and counts no calls."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.running_mean.lerp_(images.mean((0, 2, 3)), 0.1)
+                self.running_var.data.lerp_(images.var((0, 2, 3)), 0.1)
+        mean, var = self.running_mean.clone()[:, None, None], self.running_var.clone()[:, None, None]
+        return (images - mean) / (var + self.eps).sqrt()
+
+
+class Replacing(Renorm):
+    """Puts new tensors in place of the old ones instead of changing these."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.training:
+            self.running_mean = self.running_mean + 0.1 * (
+                images.detach().mean((0, 2, 3)) - self.running_mean
+            )
+        mean = self.running_mean[:, None, None]
+        return images - mean
+
+
+@pytest.mark.parametrize("kind", [Renorm, Replacing])
+def test_a_layer_of_the_users_own_that_reads_what_it_keeps(kind: type[nn.BatchNorm2d]) -> None:
+    result = everywhere(lambda: Net(kind(CHANNELS)))
+    # By hand with no training in between, and by the linear rule that both follow.
+    still = train(None, lambda: Net(kind(CHANNELS)), optimizer=lambda params: torch.optim.SGD(params, lr=0.0))
+    torch.manual_seed(0)
+    model = Net(kind(CHANNELS))
+    for micro in range(5 * STEPS):
+        model(torch.stack([DATASET[2 * micro], DATASET[2 * micro + 1]]))
+    for (_, got), (_, by_hand) in zip(still.model.named_buffers(), model.named_buffers(), strict=True):
+        torch.testing.assert_close(got, by_hand, rtol=2e-6, atol=1e-6)
+    assert not torch.equal(result.model.norm.running_mean, torch.zeros(CHANNELS))
+
+
+def loop(
+    transport: Transport,
+    *,
+    before: Callable[[nn.Module, int, int], None] = lambda *_: None,
+    after: Callable[[nn.Module, int, int], None] = lambda *_: None,
+) -> tuple[str, list[str | None]]:
+    """Train in a loop of one's own: `before` opens each step, `after` follows each collected micro-batch."""
+    with transport.turn():
+        torch.manual_seed(0)
+        model: nn.Module = Net(nn.BatchNorm2d(CHANNELS))
+    digests = []
+    with samestep.Session(transport=transport, digest_every=1) as session:
+        model, _ = session.setup(model, lambda params: torch.optim.SGD(params, lr=0.05))
+        for batch in session.batches(DATASET, BATCHING, steps=STEPS):
+            before(model, transport.rank, batch.step)
+            for micro in batch:
+                with micro.collect() as record:
+                    record(loss(model, micro.data))
+                after(model, transport.rank, batch.step)
+            digests.append(session.step(batch).digest)
+        return session.fingerprint(), digests
+
+
+def test_what_every_rank_changes_before_a_step_is_its_start() -> None:
+    def reset(model: nn.Module, rank: int, step: int) -> None:
+        if step == 1:
+            model.norm.running_mean = torch.full((CHANNELS,), 5.0)
+            model.norm.running_var.data.fill_(2.0)
+            model.norm(torch.ones(2, CHANNELS, 2, 2))
+
+    (alone,) = run_threads(lambda t: loop(t, before=reset), 1)
+    assert alone != run_threads(loop, 1)[0]
+    for world_size in (2, 3, 7):  # a rank without a micro-batch too
+        assert run_threads(lambda t: loop(t, before=reset), world_size) == [alone] * world_size
+
+
+def test_a_pass_between_micro_batches_leaves_no_trace() -> None:
+    def look(model: nn.Module, rank: int, step: int) -> None:
+        model(torch.full((2, CHANNELS, 4, 4), float(rank)))
+
+    (alone,) = run_threads(loop, 1)
+    for world_size in (1, 2, 3, 7):
+        assert run_threads(lambda t: loop(t, after=look), world_size) == [alone] * world_size
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 7])
+def test_a_pass_before_a_step_on_one_rank_alone_is_found_and_named(world_size: int) -> None:
+    def look(model: nn.Module, rank: int, step: int) -> None:
+        if step == 1 and rank == world_size - 1:
+            with torch.no_grad():
+                model(torch.ones(2, CHANNELS, 4, 4))
+
+    words = rf"step 1: buffer norm.running_mean was changed .* rank {world_size - 1} is unlike rank 0"
+    with pytest.raises(samestep.Disagreement, match=words):
+        run_threads(lambda t: loop(t, before=look), world_size)
+
+
+def test_a_layer_that_loses_its_statistics_is_refused() -> None:
+    def drop(model: nn.Module, rank: int, step: int) -> None:
+        model.norm.running_var = None
+
+    with pytest.raises(samestep.ConfigError, match=r"norm had running statistics of 3 channels"):
+        run_threads(lambda t: loop(t, before=drop), 1)
 
 
 def test_an_evaluation_between_steps_changes_nothing() -> None:

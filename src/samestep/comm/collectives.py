@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import partial
-from typing import Protocol, final
+from typing import NoReturn, Protocol, final
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,9 @@ from torch import Tensor
 
 from samestep.comm.transport import All, Finished, Work, moves
 from samestep.errors import ClusterError, PeerLost, TimedOut
+
+# What gloo and NCCL say, in plain RuntimeErrors, when a peer is gone; anything else is a mistake of ours.
+_WORDS_OF_LOSS = ("connection", "reset by peer", "read error", "write error", "broken pipe", "socket", "nccl")
 
 
 class Group(Protocol):
@@ -127,15 +130,21 @@ class _Watched:
         try:
             self._work = start()
         except RuntimeError as error:
-            raise self._named(error) from error
+            self._tell(error)
 
     def wait(self) -> None:
         try:
             self._work.wait(self._timeout)
         except RuntimeError as error:
-            raise self._named(error) from error
+            self._tell(error)
 
-    def _named(self, error: RuntimeError) -> ClusterError:
+    def _tell(self, error: RuntimeError) -> NoReturn:
+        told = self._named(error)
+        if told is None:
+            raise error
+        raise told from error
+
+    def _named(self, error: RuntimeError) -> ClusterError | None:
         whom = "its peers" if self._peer is None else f"rank {self._peer}"
         text = str(error).strip().splitlines()[0]
         # gloo raises a plain RuntimeError for both; only the text tells a silent peer from a dead one.
@@ -144,4 +153,6 @@ class _Watched:
                 f"rank {self._rank} waited {self._timeout.total_seconds():g} s for {whom}: no answer. "
                 "It may hang, be stopped, or be slower than the limit `timeout_s` allows."
             )
-        return PeerLost(f"rank {self._rank} lost {whom}: {text}")
+        if any(word in text.lower() for word in _WORDS_OF_LOSS):
+            return PeerLost(f"rank {self._rank} lost {whom}: {text}")
+        return None

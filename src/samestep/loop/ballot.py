@@ -59,9 +59,7 @@ class Ballot:
         self._transport = transport
         self._num_parameters = len(layout.slots)
         self._num_buffers = num_buffers
-        first = [0]
-        for flat in layout.flats:
-            first.append(first[-1] + flat.numel // flat.tile)
+        first = layout.first_tiles()
         self._num_tiles = first[-1]
         self._tiles: list[list[int]] = []  # by rank, in the order in which a rank measures them
         for rank in range(transport.world_size):

@@ -52,6 +52,8 @@ class LoadedBatch:
         runs: Sequence[range],
         rank: int,
         load: Callable[[MicroBatch], Any],
+        *,
+        is_last: bool,
     ) -> None:
         self._engine = engine
         self._rank = rank
@@ -61,7 +63,7 @@ class LoadedBatch:
         self._num_loaded = 0
         self.plan = batch
         self.runs = runs
-        self.is_last = False  # of its call of `batches`
+        self.is_last = is_last  # of its call of `batches`
 
     @property
     def step(self) -> int:
@@ -144,9 +146,14 @@ class BatchStream:
         with closing(loaded):
             for batch in self._walk:
                 self._walk.ended += 1
-                loaded_batch = LoadedBatch(self._engine, batch, self._runs(batch), self._transport.rank, load)
-                loaded_batch.is_last = self._walk.ended == len(self._walk.batches)
-                yield loaded_batch
+                yield LoadedBatch(
+                    self._engine,
+                    batch,
+                    self._runs(batch),
+                    self._transport.rank,
+                    load,
+                    is_last=self._walk.ended == len(self._walk.batches),
+                )
 
     def _runs(self, batch: GlobalBatch) -> list[range]:
         return assign(batch.num_micro_batches, [1.0] * self._transport.world_size)

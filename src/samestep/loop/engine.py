@@ -14,15 +14,16 @@ from torch.optim import Optimizer
 
 from samestep.comm.transport import Transport
 from samestep.data.global_batch import GlobalBatch
-from samestep.errors import ConfigError, LossError, NonFinite
+from samestep.errors import NonFinite
 from samestep.events import Event, Notice, StepReport, TermReport
 from samestep.loop.alike import Alike
 from samestep.loop.ballot import Ballot, Count, Vote
 from samestep.loop.leaf import LeafLoss, LossSums
 from samestep.loop.parts import Parts
-from samestep.loop.state_digest import state_digest
+from samestep.loop.progress import Progress
+from samestep.loop.state_digest import changed_buffers, require_same_changes, state_digest, word_of
 from samestep.numerics.seeds import seed_micro_batch
-from samestep.optim.rates import ScheduleLike, learning_rate, make_rates
+from samestep.optim.rates import Rates, learning_rate
 from samestep.precision.loss_scale import Verdict, first_scale, next_scale, rule_named
 from samestep.precision.policy import Precision
 from samestep.precision.settle import Settlement, TileNorms, divide, settle, total_norm
@@ -50,14 +51,14 @@ class Engine:
         transport: Transport,
         rules: StepRules,
         *,
-        schedule: ScheduleLike | None,
+        rates: Rates,
         notify: Callable[[Event], None],
     ) -> None:
         self._parts = parts
         self._transport = transport
         self._rules = rules
         self._notify = notify
-        self._rates = make_rates(parts.optimizer, schedule)
+        self._rates = rates
         self._norms = TileNorms(parts.layout)
         self._ballot = Ballot(parts.layout, transport, num_buffers=parts.buffers.num_buffers)
         name = rules.precision.scale_rule
@@ -65,10 +66,8 @@ class Engine:
         self._scale = first_scale(self._scale_rule, expected_weight=1.0) if self._scale_rule else None
         self._overflows = 0
         self._alike = Alike(parts.model, parts.optimizer)
-        self._runs: Sequence[range] = ()
-        self._batch: GlobalBatch | None = None
-        self._sums: LossSums | None = None
         self._clock = time.perf_counter()
+        self.progress = Progress(transport.rank)
         self.update = 0
 
     @property
@@ -82,50 +81,57 @@ class Engine:
         return self._parts.optimizer
 
     def begin(self, batch: GlobalBatch, runs: Sequence[range], divisors: Mapping[str, float]) -> None:
-        """Start a step: `divisors` are the weights of several loss terms, empty for a single loss."""
-        moved = self._parts.store.moved()
-        self._alike.begin([slot.name for slot in moved])
-        for slot in moved:
-            self._parts.store.adopt(slot)
-            self._notify(Notice(level="info", message=f"{slot.name}: .data was replaced; its values count."))
+        """Start a step: `divisors` are the weights of several loss terms, empty for a single loss.
+
+        Parameters, modes and buffers may still be changed, on all ranks alike, until the first micro-batch.
+        """
         if self._scale is not None and self._scale_rule is not None and batch.step == 0:
             # Several terms are divided before the backward pass: what is scaled is a mean already.
             expected = 1.0 if divisors else float(batch.num_samples)
             self._scale = first_scale(self._scale_rule, expected_weight=expected)
-        self._batch, self._runs = batch, runs
         multiplier = self._scale.multiplier if self._scale else 1.0
-        self._sums = LossSums(batch.num_micro_batches, divisors, multiplier=multiplier)
+        sums = LossSums(batch.num_micro_batches, divisors, multiplier=multiplier)
+        self.progress.begin(batch, runs, sums)
+        self._alike.begin()
         self._parts.strategy.begin(runs, batch.num_micro_batches)
         self._parts.statistics.begin()
         self._parts.buffers.begin()
 
+    def restart(self, divisors: Mapping[str, float]) -> None:
+        """Start the step that is begun anew, with the weights of its loss terms; nothing is collected yet."""
+        self.progress.require_quiet("the count of loss weights")
+        batch, _ = self.progress.require_batch()
+        self.begin(batch, self.progress.runs, divisors)
+
+    def drop(self) -> None:
+        """Collective. Give up a batch that was begun and not stepped, so that nothing of it is under way."""
+        self.progress.end()
+        self._parts.strategy.drop()
+
     @contextmanager
     def leaf(self, index: int, *, step: int) -> Iterator[LeafLoss]:
         """Take the gradients made inside the block as those of one micro-batch of this rank."""
-        batch, sums = self._require_batch()
-        if step != batch.step:
-            raise ConfigError(
-                f"micro-batch {index} of step {step} was collected in step {batch.step}. Collect the "
-                "micro-batches of a batch before the next one is taken."
-            )
-        self._require_next(index, sums.num_added)
-        loss = LeafLoss(sums, index)
-        with self.forward(index), self._parts.strategy.collect(index):
-            with self._rules.precision.autocast(self._parts.device):
-                yield loss
-            loss.require_recorded()
-            replaced = [slot.name for slot in self._parts.store.moved()]
-            self._alike.require_untouched(index, replaced)
-        self._parts.statistics.after_leaf()
-        self._parts.buffers.after_leaf(is_last=index == batch.num_micro_batches - 1)
+        loss = LeafLoss(self.progress.require_due(index, step), index)
+        batch, _ = self.progress.require_batch()
+        with self.forward(index):
+            with self._parts.strategy.collect(index):
+                with self._rules.precision.autocast(self._parts.device):
+                    yield loss
+                loss.require_recorded()
+                self._alike.leave(index, self._moved())
+            self._parts.statistics.after_leaf()
+            self._parts.buffers.after_leaf(is_last=index == batch.num_micro_batches - 1)
         for _, parameter in self._parts.untrained:
             parameter.grad = None
 
     @contextmanager
     def forward(self, index: int) -> Iterator[None]:
         """Give a micro-batch its seeds, and the buffers that the step started from."""
-        batch, _ = self._require_batch()
-        with self._transport.turn():
+        batch, _ = self.progress.require_batch()
+        with self.progress.inside(index), self._transport.turn():
+            if self._alike.is_first:
+                self._take_in()
+            self._alike.enter(index, self._moved())
             seed_micro_batch(self._rules.seed, batch.step, index, self._parts.device)
             self._parts.statistics.before_leaf()
             self._parts.buffers.before_leaf()
@@ -140,31 +146,34 @@ class Engine:
         """Run a micro-batch's forward pass for its weights alone: nothing of it stays."""
         with self.forward(index), torch.no_grad(), self._rules.precision.autocast(self._parts.device):
             yield
+            self._alike.leave(index, self._moved())
         self._restore()
 
     def finish(self) -> StepReport:
         """Collective. Reduce, settle, update: the step of the batch that was begun."""
-        batch, sums = self._require_batch()
-        num_own = len(self._runs[self._transport.rank])
-        if sums.num_added != num_own:
-            raise LossError(
-                f"step {batch.step} was taken after {sums.num_added} of {num_own} micro-batches of this "
-                "rank. Collect every micro-batch of the batch, once, before session.step(batch)."
-            )
+        self.progress.require_complete()
+        batch, sums = self.progress.require_batch()
+        runs = self.progress.runs
+        self.progress.end()
+        self._take_in()
         reduced = self._parts.strategy.reduce(self._norms.inspect)
         self._rates.prepare(self.update)
+        changes = changed_buffers(self._parts)
         vote = Vote(
             sums=sums.fold,
             used=reduced.used,
             changed=self._parts.buffers.changed(),
             tile_norms=self._norms.measured(),
             bad_leaf=sums.bad_leaf,
-            words=self._alike.words(),
+            words=[*self._alike.words(), word_of(changes)],
         )
-        count = self._ballot.cast(vote, self._runs, batch.num_micro_batches, sums.num_terms)
-        self._alike.require(count.words_by_rank, batch.step)
+        count = self._ballot.cast(vote, runs, batch.num_micro_batches, sums.num_terms)
+        self._alike.require([words[:-1] for words in count.words_by_rank], batch.step)
+        told = [words[-1] for words in count.words_by_rank]
+        require_same_changes(changes, told, self._transport, step=batch.step, device=self._parts.device)
+        sums.require_counted(count.sums, batch.step)
         self._parts.buffers.settle(count.changed_by_rank)
-        self._parts.statistics.replay(self._runs)
+        self._parts.statistics.replay(runs)
         settlement = settle(
             weight=sums.divisor(count.sums),
             summed_norm=total_norm(count.tile_norms),
@@ -182,12 +191,7 @@ class Engine:
         self._alike.end()
         scale = self._scale.scale if self._scale else None
         self._rescale(settlement, weight=sums.divisor(count.sums))
-        self._batch = self._sums = None
         return self._report(batch, sums, count, settlement, learning_rate=rate, loss_scale=scale)
-
-    def close(self) -> None:
-        """Give the model and the optimizer back as they were, with the new values."""
-        self._parts.close()
 
     def _report(
         self,
@@ -224,6 +228,20 @@ class Engine:
             digest=state_digest(self._parts, self._transport) if due else None,
         )
 
+    def _take_in(self) -> None:
+        """Take in what was done to the parameters since the last step, outside of any micro-batch."""
+        self._parts.require_frozen()
+        moved = self._parts.store.moved()
+        self._alike.replaced([slot.name for slot in moved])
+        for slot in moved:
+            self._parts.store.adopt(slot)
+            self._notify(Notice(level="info", message=f"{slot.name}: .data was replaced; its values count."))
+        for slot in self._parts.store.edited():
+            self._parts.store.follow(slot)
+
+    def _moved(self) -> list[str]:
+        return [slot.name for slot in self._parts.store.moved()]
+
     def _restore(self) -> None:
         self._parts.statistics.restore()
         self._parts.buffers.restore()
@@ -256,22 +274,6 @@ class Engine:
             f"step {batch.step}: {where} holds an infinity or a NaN. {cause} The step was not applied. "
             "Correct the data or the loss, or skip such steps with Precision(nonfinite='skip')."
         )
-
-    def _require_next(self, index: int, num_done: int) -> None:
-        run = self._runs[self._transport.rank]
-        if num_done >= len(run) or run[num_done] != index:
-            due = (
-                f"micro-batch {run[num_done]} is due" if num_done < len(run) else "all of this rank are done"
-            )
-            raise LossError(
-                f"micro-batch {index} was collected, but {due}. Collect each micro-batch of the batch once, "
-                "in the order in which the batch yields them."
-            )
-
-    def _require_batch(self) -> tuple[GlobalBatch, LossSums]:
-        if self._batch is None or self._sums is None:
-            raise ConfigError("no step was begun. Take batches from session.batches(...), one step for each.")
-        return self._batch, self._sums
 
 
 def _brief(ids: Sequence[int]) -> str:

@@ -22,8 +22,9 @@ from samestep.errors import ConfigError, LossError
 from samestep.loop.batches import to_device
 from samestep.loop.weighted import LossResult, Weighted, check_loss
 from samestep.numerics.fold import Fold, Node
-from samestep.numerics.seeds import seed_micro_batch
+from samestep.numerics.seeds import evaluation_seed, seed_micro_batch
 from samestep.precision.policy import Precision
+from samestep.sync.model_buffers import ModelBuffers
 
 Metric = Callable[[nn.Module, Any], LossResult]
 SINGLE = "metric"  # the name of a metric that returns one value
@@ -66,7 +67,8 @@ def evaluate(
     """Collective. Return each metric's weighted mean over all samples.
 
     Micro-batches are cut by arithmetic and their sums folded in order, so neither the number of ranks nor
-    the split matters. Each sample is seen exactly once. Raises LossError for a metric whose weight is zero.
+    the split matters. Each sample is seen exactly once. Every micro-batch finds the buffers and the modes as
+    they were before, and so does the training afterwards. Raises LossError for a metric whose weight is zero.
     """
     num_samples = count_samples(evaluation.dataset)
     num_leaves = -(-num_samples // evaluation.micro_batch)
@@ -74,19 +76,23 @@ def evaluate(
         raise ConfigError("the data set of the evaluation has no samples.")
     run = assign(num_leaves, [1.0] * transport.world_size)[transport.rank]
     sums: dict[str, Fold[complex]] = {}
+    seed = evaluation_seed(seed)
+    buffers = ModelBuffers(model, transport, besides=())
     loader = Loader(evaluation.dataset, seed=seed, collate_fn=evaluation.collate_fn)
     loaded = loader.load(_micro_batch(evaluation, index, num_samples) for index in run)
-    with in_evaluation_mode(model), torch.no_grad():
-        for index in run:
-            with transport.turn():
-                batch = to_device(next(loaded), device)
-                seed_micro_batch(seed, 0, index, device)
-                with precision.autocast(device):
+    for index in run:
+        with transport.turn():
+            batch = to_device(next(loaded), device)
+            seed_micro_batch(seed, 0, index, device)
+            try:
+                with in_evaluation_mode(model), torch.no_grad(), precision.autocast(device):
                     result = check_loss(evaluation.metric(model, batch))
-            for name, term in _named(result).items():
-                # One number for two: the sum and the weight are added by the same tree.
-                value = complex(float(term.total), term.weight)
-                sums.setdefault(name, Fold(num_leaves)).add(Node(0, index), value)
+            finally:
+                buffers.restore()
+        for name, term in _named(result).items():
+            # One number for two: the sum and the weight are added by the same tree.
+            value = complex(float(term.total), term.weight)
+            sums.setdefault(name, Fold(num_leaves)).add(Node(0, index), value)
     return _totals(sums, num_leaves, transport, device)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from importlib.metadata import version
 
 from samestep.data.global_batch import Batches
@@ -14,20 +15,15 @@ from samestep.topology.environment import Environment, Place
 def run_facts(
     *,
     place: Place,
-    environment: Environment,
     pinned: Pinned,
     batches: Batches,
     precision: Precision,
     seed: int,
     strategy: str,
     reduction: str,
+    key: Mapping[str, str | int],
 ) -> dict[str, object]:
-    """Collect the resolved settings of a run, and its numerics key."""
-    numbers: dict[str, str | int] = {
-        "micro_batch": batches.micro_batch,
-        "precision": precision.model_dump_json(exclude_none=True),
-        "reduction": reduction,
-    }
+    """Collect the resolved settings of a run, with its numerics key."""
     return {
         "versions": {
             "python": platform.python_version(),
@@ -41,7 +37,22 @@ def run_facts(
         "strategy": strategy,
         "reduction": reduction,
         "precision": precision.model_dump(),
-        "numerics_key": numerics_key(
-            pinned, environment=environment.values(KERNEL_VARIABLES), settings=numbers
-        ),
+        "numerics_key": dict(key),
     }
+
+
+def key_of_run(
+    *,
+    pinned: Pinned,
+    environment: Environment,
+    batches: Batches,
+    precision: Precision,
+    reduction: str,
+) -> dict[str, str | int]:
+    """Return the numerics key of this rank: where the keys of ranks differ, so may their bits."""
+    numbers: dict[str, str | int] = {
+        "micro_batch": batches.micro_batch,
+        "precision": precision.model_dump_json(exclude_none=True),
+        "reduction": reduction,
+    }
+    return numerics_key(pinned, environment=environment.values(KERNEL_VARIABLES), settings=numbers)

@@ -16,6 +16,8 @@ from samestep.loop.ballot import NUM_COLUMNS, Sums
 from samestep.loop.weighted import LossResult, Weighted, check_loss, require_gradient
 from samestep.numerics.fold import Fold, Node
 
+_WEIGHTS_AGREE = 1e-5  # relative: float32 sums of many weights differ by less, a forgotten sample by more
+
 
 class NeedsWeightsError(LossError):
     """Several loss terms came, but their global weights were not counted before."""
@@ -55,6 +57,7 @@ class LossSums:
         row = np.zeros((self.num_terms, NUM_COLUMNS), dtype=np.float64)
         parts: list[Tensor] = []
         for position, (name, term) in enumerate(terms.items()):
+            row[position, 1] = term.weight
             divisor = self._divisors.get(name, 1.0)
             if not term.weight or not divisor:
                 continue
@@ -76,6 +79,18 @@ class LossSums:
         if not self._divisors:
             return float(sums[0, 1])
         return 1.0 if any(self._divisors.values()) else 0.0
+
+    def require_counted(self, sums: Sums, step: int) -> None:
+        """Raise LossError where the weights that the loss returned are not those that it was divided by."""
+        for (name, divisor), (_, weight, _) in zip(self._divisors.items(), sums, strict=False):
+            # A user's function may add the same weights in another order, or in float32.
+            if not math.isclose(divisor, weight, rel_tol=_WEIGHTS_AGREE):
+                raise LossError(
+                    f"step {step}: loss term {name} was divided by {divisor:g}, the weights counted before, "
+                    f"but the loss itself returned weights of {float(weight):g} in all. Let the function "
+                    "given as weights= return for each micro-batch the sum of the weights that the loss "
+                    "gives to samestep.weighted, or leave weights= out."
+                )
 
     def loss(self, sums: Sums) -> float | None:
         """Return the global loss: each term's mean times its coefficient."""

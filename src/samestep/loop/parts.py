@@ -16,14 +16,14 @@ from samestep.comm.transport import Transport
 from samestep.config.settings import nearest
 from samestep.errors import ConfigError
 from samestep.events import Event, Notice
-from samestep.loop.trainables import left_out, trainables
+from samestep.loop.trainables import BESIDE_MODEL, left_out, trainables
 from samestep.optim.elementwise import check_optimizer, couples_parameters, is_elementwise
 from samestep.precision.policy import Precision
-from samestep.sync.agreement import make_model_equal, require_equal
+from samestep.sync.agreement import make_model_equal, require_equal, short_hash
 from samestep.sync.collector import Collector
 from samestep.sync.layout import Layout, lay_out
 from samestep.sync.model_buffers import ModelBuffers
-from samestep.sync.pieces import Piece, cut_pieces, retarget
+from samestep.sync.pieces import Held, Piece, cut_pieces, give_back, retarget
 from samestep.sync.reduction import Fast, Ordered, Reduction
 from samestep.sync.replicate import Replicate
 from samestep.sync.running_statistics import RunningStatistics
@@ -50,6 +50,8 @@ class Parts:
     pieces: list[Piece]
     updated: list[tuple[int, int, int]]  # (flat, start, stop) that this rank's optimizer updates
     untrained: list[tuple[str, Parameter]]  # need a gradient but are in no optimizer group
+    frozen: list[tuple[str, Parameter]]  # needed no gradient when the session was set up
+    held: Held  # what the optimizer's groups held before
 
     def apply(self, quotient: Sequence[Tensor], used: Sequence[bool]) -> None:
         """Collective. Update the parameters from the divided gradient; unused ones are left alone."""
@@ -58,19 +60,30 @@ class Parts:
             if gradient is not None and gradient.dtype != piece.target.dtype:
                 gradient = gradient.to(piece.target.dtype)
             piece.target.grad = gradient
+        for slot in self.store.edited():
+            self.store.follow(slot)
         self.optimizer.step()
         for piece in self.pieces:
             piece.target.grad = None
         self.store.round_masters(self.updated)
         self.strategy.publish()
 
+    def require_frozen(self) -> None:
+        """Raise ConfigError where a parameter that was frozen at set-up now needs a gradient."""
+        for name, parameter in self.frozen:
+            if parameter.requires_grad:
+                raise ConfigError(
+                    f"parameter {name} was frozen when the session was set up, and now needs a gradient: "
+                    "it has no place in the sum of all ranks. Freeze it only after setup (a frozen parameter "
+                    "is left alone), or set up a new session."
+                )
+
     def names_of_bad_tiles(self, tile_norms: Sequence[float]) -> list[str]:
         """Name the parameters that lie in tiles whose norm is not finite."""
         names: list[str] = []
-        first = 0
-        for number, flat in enumerate(self.layout.flats):
-            tiles = tile_norms[first : first + flat.numel // flat.tile]
-            first += len(tiles)
+        bounds = pairwise(self.layout.first_tiles())
+        for number, (flat, (first, last)) in enumerate(zip(self.layout.flats, bounds, strict=True)):
+            tiles = tile_norms[first:last]
             bad = [tile for tile, norm in enumerate(tiles) if not norm < float("inf")]
             names += [
                 slot.name
@@ -83,6 +96,7 @@ class Parts:
     def close(self) -> None:
         """Take the hooks off, and give parameters and optimizer back."""
         self.strategy.close()
+        give_back(self.optimizer, self.store, self.pieces, self.held)
         self.store.release()
 
 
@@ -102,7 +116,8 @@ def build_parts(
     precision.cast(model)
     named = trainables(model, optimizer)
     require_equal(transport, _facts(named, optimizer), device=device)
-    differing = make_model_equal(model, transport, device=device)
+    beside = [(name, parameter) for name, parameter in named if name.startswith(BESIDE_MODEL)]
+    differing = make_model_equal(model, transport, beside=beside, device=device)
     if differing:
         notify(Notice(level="warning", message=_made_equal(differing)))
     if strategy == "zero1" and couples_parameters(optimizer):
@@ -124,7 +139,8 @@ def build_parts(
     chosen = _strategy(strategy, reduction, store, collector, transport)
     updated = chosen.updated(transport.rank)
     pieces = cut_pieces(store, updated)
-    retarget(optimizer, store, pieces)
+    frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+    held = retarget(optimizer, store, pieces)
     return Parts(
         model=model,
         optimizer=optimizer,
@@ -137,6 +153,8 @@ def build_parts(
         pieces=pieces,
         updated=_joined(updated),
         untrained=untrained,
+        frozen=frozen,
+        held=held,
     )
 
 
@@ -173,12 +191,22 @@ def _facts(named: Sequence[tuple[str, Parameter]], optimizer: Optimizer) -> dict
     for number, group in enumerate(optimizer.param_groups):
         for key, value in sorted(group.items()):
             if key != "params":
-                facts[f"{key} of optimizer group {number}"] = value
+                facts[f"{key} of optimizer group {number}"] = _told(value)
         facts[f"the number of parameters in optimizer group {number}"] = len(group["params"])
     facts["the number of trained parameters"] = len(named)
     for index, (name, parameter) in enumerate(named):
         facts[f"trained parameter {index}"] = f"{name} {tuple(parameter.shape)} {parameter.dtype}"
+        for key, value in optimizer.state.get(parameter, {}).items():
+            told = short_hash(value).hex() if isinstance(value, Tensor) else _told(value)
+            facts[f"the optimizer's {key} of {name}"] = told
     return facts
+
+
+def _told(value: object) -> str:
+    """Describe a setting in words that are the same in every process: no addresses."""
+    if callable(value):
+        return f"{type(value).__name__} {getattr(value, '__qualname__', '')}"
+    return type(value).__name__ if " at 0x" in repr(value) else repr(value)
 
 
 def _made_equal(names: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from types import TracebackType
 from typing import Any, Literal, Self, final
@@ -18,28 +18,26 @@ from samestep.config.arguments import require_callables, require_count, require_
 from samestep.data.loader import Loader
 from samestep.errors import ConfigError
 from samestep.events import Event, Notice, RunStarted, StepReport
+from samestep.loop.agreed import agreed_fingerprint
 from samestep.loop.batches import BatchStream, LoadedBatch, Weights
 from samestep.loop.engine import Engine, StepRules
 from samestep.loop.evaluate import Evaluation, evaluate
-from samestep.loop.facts import run_facts
+from samestep.loop.facts import key_of_run, run_facts
 from samestep.loop.parts import build_parts
-from samestep.loop.terms import TermWeights, agree_on_terms
+from samestep.loop.terms import LossFunction, Terms
 from samestep.loop.trainables import OptimizerLike, make_optimizer
 from samestep.loop.walk import Walk, start_walk
-from samestep.loop.weighted import Weighted, check_loss
 from samestep.numerics.exact import Pinned, pin
 from samestep.numerics.fingerprint import model_fingerprint
-from samestep.optim.rates import ScheduleLike
+from samestep.optim.rates import ScheduleLike, make_rates
 from samestep.precision.policy import Precision, resolve_precision
 from samestep.sync.agreement import require_equal
 from samestep.topology.devices import device_of
 from samestep.topology.environment import Environment, Place, settle_interface
 
 Listener = Callable[[Event], None]
-LossFunction = Callable[[nn.Module, Any], object]
 
-
-_AT_THE_END = "the fingerprint at the end, which a callback moves that changes the model on one rank alone"
+_NO_MODEL = "the session has no model yet: call session.setup(model, optimizer) first."
 
 
 @final
@@ -90,14 +88,12 @@ class Session:
         self._resources = ExitStack()
         self._transport: Transport | None = None
         self._engine: Engine | None = None
-        self._batch: LoadedBatch | None = None
+        self._terms: Terms | None = None
         self._place = Place(reason="a transport was given")
         self._environment = Environment({})
         self._pinned = Pinned(threads=threads, device=torch.device("cpu"))
         self._announced = False
         self._walk: Walk | None = None
-        self._weighs = False
-        self._terms: list[str] | None = None  # None until known; empty for a single loss
         self.device = torch.device("cpu")
 
     def __enter__(self) -> Self:
@@ -151,6 +147,13 @@ class Session:
         """Whether this is the rank that speaks for all: prints, logs, saves."""
         return self.rank == 0
 
+    @property
+    def terms(self) -> Terms:
+        """What the ranks know of what the loss returns."""
+        if self._terms is None:
+            raise ConfigError(_NO_MODEL)
+        return self._terms
+
     def setup(
         self,
         model: nn.Module,
@@ -168,6 +171,7 @@ class Session:
         _require_module(model)
         model = model.to(self.device)
         made = make_optimizer(optimizer, model)
+        rates = make_rates(made, schedule)  # first, since it may fail, and must leave nothing behind
         parts = build_parts(
             model,
             made,
@@ -178,8 +182,10 @@ class Session:
             reduction=self._reduction,
             notify=self._emit,
         )
-        self._engine = Engine(parts, self._joined(), self._rules, schedule=schedule, notify=self._emit)
-        self._resources.callback(self._engine.close)
+        self._resources.callback(parts.close)
+        engine = Engine(parts, self._joined(), self._rules, rates=rates, notify=self._emit)
+        self._resources.push(self._drop)
+        self._engine, self._terms = engine, Terms(engine, self._joined(), device=self.device)
         return model, made
 
     def batches(
@@ -201,7 +207,9 @@ class Session:
         `weights` is needed for a loss of several terms: it maps a micro-batch's data to the weight of each
         term by name. Raises ConfigError for settings that give no batch.
         """
-        self._weighs = weights is not None
+        engine, terms = self._ready(), self.terms
+        engine.drop()  # a loop before this one may have been left within a step
+        terms.come_from_data = weights is not None
         walk = start_walk(self._walk, dataset, batching, seed=self._seed, steps=steps, epochs=epochs)
         self._walk = walk
         facts = {
@@ -216,8 +224,10 @@ class Session:
             "the number of CPU threads per rank": self._threads,
             "whether weights of loss terms are given": weights is not None,
         }
+        key = self._key(walk)
+        facts |= {f"the numerics key's {name}": value for name, value in key.items()}
         require_equal(self._joined(), facts, device=self.device)
-        self._announce(walk, batching)
+        self._announce(walk, batching, key)
         loader = Loader(
             dataset,
             seed=self._seed,
@@ -225,41 +235,15 @@ class Session:
             workers=loader_workers,
             pin_memory=self.device.type == "cuda",
         )
-        stream = iter(BatchStream(self._ready(), walk, loader, self._joined(), self.device))
+        stream = iter(BatchStream(engine, walk, loader, self._joined(), self.device))
         # An error in the loop's body leaves this generator to the garbage collector, which may come late.
         self._resources.callback(stream.close)  # type: ignore[attr-defined]
         with closing(stream):  # type: ignore[type-var]
             for batch in stream:
-                divisors = self._weigh(batch, weights) if weights else {}
-                self._begin(batch, divisors)
+                divisors = terms.weigh(batch, weights) if weights else {}
+                engine.begin(batch.plan, batch.runs, divisors)
                 yield batch
-
-    def count(self, batch: LoadedBatch, loss: LossFunction) -> None:
-        """Collective. Count the global weights of several loss terms by a forward pass without gradients."""
-        batch.load_all()
-        counted = TermWeights(self._terms or [])
-        self._begin(batch, {})
-        for micro in batch:
-            with micro.counting():
-                result = check_loss(loss(self._ready().model, micro.data))
-            named = {"": result} if isinstance(result, Weighted) else result
-            counted.add(micro.index, {name: term.weight for name, term in named.items()})
-        self._begin(batch, self._total(counted, batch))
-
-    @property
-    def must_count(self) -> bool:
-        """Whether the weights of several loss terms are still to be counted for each batch."""
-        return bool(self._terms) and not self._weighs
-
-    @property
-    def knows_terms(self) -> bool:
-        """Whether the ranks have agreed on what the loss returns."""
-        return self._terms is not None
-
-    def agree_on_terms(self, names: Sequence[str] | None) -> list[str]:
-        """Collective. Tell the other ranks which loss terms came here, None where none did."""
-        self._terms = agree_on_terms(names, self._joined(), device=self.device)
-        return self._terms
+                engine.drop()  # where it was not stepped; every rank comes by here
 
     def step(self, batch: LoadedBatch, loss: LossFunction | None = None) -> StepReport:
         """Collective. Reduce the gradients of the global batch, and update the parameters.
@@ -267,21 +251,23 @@ class Session:
         Raises NonFinite for a gradient that holds an infinity or a NaN, unless the precision skips such
         steps; the parameters are unchanged then.
         """
-        if batch is not self._batch:
+        engine, terms = self._ready(), self.terms
+        if not engine.progress.is_at(batch.plan):
             raise ConfigError(
                 f"step {batch.step} is not the batch that was begun last, or was stepped before."
             )
-        if self._terms is None:
-            terms = self.agree_on_terms([] if len(batch) else None)
-            if terms and loss is not None:
-                self.count(batch, loss)
-        self._batch = None
-        report = self._ready().finish()
+        engine.progress.require_complete()
+        if not terms.are_known:
+            names = terms.agree([] if len(batch) else None)
+            if names and loss is not None:
+                terms.count(batch, loss)
+        report = engine.finish()
         self._emit(report)
         return report
 
     def evaluate(self, evaluation: Evaluation) -> dict[str, float]:
         """Collective. Measure the model on each sample of a data set once; the same bits on all ranks."""
+        self._ready().progress.require_quiet("session.evaluate")
         return evaluate(
             evaluation,
             self.model,
@@ -293,48 +279,39 @@ class Session:
 
     def agreed_fingerprint(self) -> str:
         """Collective. Return the fingerprint; raise Disagreement where a rank's copy of the model differs."""
-        found = self.fingerprint()
-        require_equal(self._joined(), {_AT_THE_END: found}, device=self.device)
-        return found
+        self._ready().progress.require_quiet("session.agreed_fingerprint")
+        return agreed_fingerprint(self.model, self._joined(), device=self.device)
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over the model's parameters and buffers: 64 hex digits."""
         return model_fingerprint(self._ready().model)
 
-    def _announce(self, walk: Walk, batching: Batching) -> None:
+    def _key(self, walk: Walk) -> dict[str, str | int]:
+        return key_of_run(
+            pinned=self._pinned,
+            environment=self._environment,
+            batches=walk.batches,
+            precision=self._precision,
+            reduction=self._reduction,
+        )
+
+    def _announce(self, walk: Walk, batching: Batching, key: dict[str, str | int]) -> None:
         if not self._announced:
             self._announced = True
             facts = run_facts(
                 place=self._place,
-                environment=self._environment,
                 pinned=self._pinned,
                 batches=walk.batches,
                 precision=self._precision,
                 seed=self._seed,
                 strategy=self._strategy,
                 reduction=self._reduction,
+                key=key,
             )
             self._emit(RunStarted(world_size=self.world_size, steps=len(walk.batches), facts=facts))
         if batching.micro_batch is None:
             chosen = walk.batches.micro_batch
             self._emit(Notice(level="info", message=f"micro_batch: {chosen}, an eighth of the global batch."))
-
-    def _begin(self, batch: LoadedBatch, divisors: Mapping[str, float]) -> None:
-        self._batch = batch
-        self._ready().begin(batch.plan, batch.runs, divisors)
-
-    def _weigh(self, batch: LoadedBatch, weights: Weights) -> dict[str, float]:
-        batch.load_all()
-        told = {micro.index: weights(micro.data) for micro in batch}
-        if self._terms is None:
-            self.agree_on_terms(list(next(iter(told.values()))) if told else None)
-        counted = TermWeights(self._terms or [])
-        for index, named in told.items():
-            counted.add(index, named)
-        return self._total(counted, batch)
-
-    def _total(self, counted: TermWeights, batch: LoadedBatch) -> dict[str, float]:
-        return counted.total(self._joined(), batch.plan.num_micro_batches, device=self.device)
 
     def _part(
         self,
@@ -346,6 +323,16 @@ class Session:
         if error is None:
             self._joined().ballot(torch.zeros(1, dtype=torch.int64))
 
+    def _drop(
+        self,
+        kind: type[BaseException] | None,  # noqa: ARG002
+        error: BaseException | None,
+        traceback: TracebackType | None,  # noqa: ARG002
+    ) -> None:
+        """Let go of a batch that was begun and not stepped; after an error nobody waits for that."""
+        if error is None:
+            self._ready().drop()
+
     def _emit(self, event: Event) -> None:
         for listener in self._listeners:
             listener(event)
@@ -356,8 +343,9 @@ class Session:
         return self._transport
 
     def _ready(self) -> Engine:
+        self._joined()
         if self._engine is None:
-            raise ConfigError("the session has no model yet: call session.setup(model, optimizer) first.")
+            raise ConfigError(_NO_MODEL)
         return self._engine
 
 

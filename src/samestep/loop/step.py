@@ -5,7 +5,8 @@ from __future__ import annotations
 from samestep.events import StepReport
 from samestep.loop.batches import LoadedBatch
 from samestep.loop.leaf import NeedsWeightsError
-from samestep.loop.session import LossFunction, Session
+from samestep.loop.session import Session
+from samestep.loop.terms import LossFunction
 
 
 def take_step(session: Session, batch: LoadedBatch, loss: LossFunction) -> StepReport:
@@ -14,15 +15,16 @@ def take_step(session: Session, batch: LoadedBatch, loss: LossFunction) -> StepR
     Nothing here knows how many ranks there are: `batch` yields the micro-batches that are computed here,
     and `step` returns the sum over all of them, wherever they were computed.
     """
-    if session.must_count:
-        session.count(batch, loss)
+    terms = session.terms
+    if terms.must_be_counted:
+        terms.count(batch, loss)
     try:
         _collect(session, batch, loss)
     except NeedsWeightsError as several:  # in the first step: now all ranks know
-        if session.knows_terms:  # then the others do not wait to hear of it
+        if terms.are_known:  # then the others do not wait to hear of it
             raise
-        session.agree_on_terms(several.names)
-        session.count(batch, loss)
+        terms.agree(several.names)
+        terms.count(batch, loss)
         _collect(session, batch, loss)
     return session.step(batch, loss)
 

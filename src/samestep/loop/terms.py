@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from typing import final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
 
 import torch
+from torch import nn
 
 from samestep.comm.messages import gather_bytes
 from samestep.comm.transport import Transport
 from samestep.errors import Disagreement, LossError
+from samestep.loop.batches import LoadedBatch, Weights
+from samestep.loop.engine import Engine
+from samestep.loop.weighted import Weighted, check_loss
 from samestep.numerics.fold import Fold, Node
+
+LossFunction = Callable[[nn.Module, Any], object]
 
 
 def agree_on_terms(names: Sequence[str] | None, transport: Transport, *, device: torch.device) -> list[str]:
@@ -75,3 +81,58 @@ class TermWeights:
                     "Weights are counts or importances: finite and not negative."
                 )
         return totals
+
+
+@final
+class Terms:
+    """What the loss of a session returns, and how the weights of several terms come to be known.
+
+    Either a function gives them from the data, or they are counted by a forward pass without gradients
+    before the real one. Whether there are terms at all is agreed on in the first step.
+    """
+
+    def __init__(self, engine: Engine, transport: Transport, *, device: torch.device) -> None:
+        self._engine = engine
+        self._transport = transport
+        self._device = device
+        self._names: list[str] | None = None  # empty for a single loss
+        self.come_from_data = False  # a function gives the weights
+
+    @property
+    def are_known(self) -> bool:
+        """Whether the ranks have agreed on what the loss returns."""
+        return self._names is not None
+
+    @property
+    def must_be_counted(self) -> bool:
+        """Whether the weights of several loss terms are still to be counted for each batch."""
+        return bool(self._names) and not self.come_from_data
+
+    def agree(self, names: Sequence[str] | None) -> list[str]:
+        """Collective. Tell the other ranks which loss terms came here, None where none did."""
+        self._names = agree_on_terms(names, self._transport, device=self._device)
+        return self._names
+
+    def weigh(self, batch: LoadedBatch, weights: Weights) -> dict[str, float]:
+        """Collective. Return the global weight of each term, from the data alone."""
+        batch.load_all()
+        told = {micro.index: weights(micro.data) for micro in batch}
+        if self._names is None:
+            self.agree(list(next(iter(told.values()))) if told else None)
+        counted = TermWeights(self._names or [])
+        for index, named in told.items():
+            counted.add(index, named)
+        return counted.total(self._transport, batch.plan.num_micro_batches, device=self._device)
+
+    def count(self, batch: LoadedBatch, loss: LossFunction) -> None:
+        """Collective. Count the global weights by a pass without gradients, and begin the step anew."""
+        self._engine.progress.require_quiet("the count of loss weights")
+        batch.load_all()
+        counted = TermWeights(self._names or [])
+        for micro in batch:
+            with micro.counting():
+                result = check_loss(loss(self._engine.model, micro.data))
+            named = {"": result} if isinstance(result, Weighted) else result
+            counted.add(micro.index, {name: term.weight for name, term in named.items()})
+        num_leaves = batch.plan.num_micro_batches
+        self._engine.restart(counted.total(self._transport, num_leaves, device=self._device))

@@ -7,11 +7,15 @@ from typing import Any, TypeAlias
 
 from torch import nn
 from torch.nn import Parameter
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from samestep.errors import ConfigError
 
 OptimizerLike: TypeAlias = Optimizer | Callable[[Iterable[Parameter]], Optimizer]
+
+
+BESIDE_MODEL = "optimizer.group"  # how names begin of parameters that only the optimizer knows
 
 
 def make_optimizer(optimizer: OptimizerLike, model: nn.Module) -> Optimizer:
@@ -41,10 +45,15 @@ def trainables(model: nn.Module, optimizer: Optimizer) -> list[tuple[str, Parame
     Parameters that only the optimizer knows (of a loss module, say) follow under names of their own.
     Raises ConfigError where nothing is left to train.
     """
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise ConfigError(
+                f"parameter {name} has no shape yet, as in a lazy module. Run a batch through it first."
+            )
     in_optimizer: dict[Parameter, str] = {}
     for number, group in enumerate(optimizer.param_groups):
         for position, parameter in enumerate(group["params"]):
-            in_optimizer[parameter] = f"optimizer.group{number}.{position}"
+            in_optimizer[parameter] = f"{BESIDE_MODEL}{number}.{position}"
     named = [
         (name.replace("_orig_mod.", ""), parameter)
         for name, parameter in model.named_parameters()

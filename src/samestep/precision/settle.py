@@ -32,10 +32,7 @@ class TileNorms:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._first_tile = [0]
-        for flat in layout.flats:
-            self._first_tile.append(self._first_tile[-1] + flat.numel // flat.tile)
-        self.num_tiles = self._first_tile[-1]
+        self._first_tile = layout.first_tiles()
         self._tiles: list[int] = []
         self._parts: list[Tensor] = []
         self._squares: list[Tensor] = []

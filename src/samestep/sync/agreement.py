@@ -31,15 +31,23 @@ def require_equal(transport: Transport, facts: Mapping[str, object], *, device: 
                 )
 
 
-def make_model_equal(model: nn.Module, transport: Transport, *, device: torch.device) -> list[str]:
+def make_model_equal(
+    model: nn.Module,
+    transport: Transport,
+    *,
+    beside: Sequence[tuple[str, Tensor]] = (),
+    device: torch.device,
+) -> list[str]:
     """Collective. Give every rank rank 0's values; return the names of tensors that differed anywhere.
 
-    Buffers outside the state dict count too: one that is drawn at random would differ as well.
+    Buffers outside the state dict count too: one that is drawn at random would differ as well. `beside` are
+    tensors that are trained but not the model's.
     Raises Disagreement where names, shapes or dtypes differ: there is nothing to copy then.
     """
     tensors = model_tensors(model)
     known = {id(tensor) for _, tensor in tensors}
     tensors += [(name, buffer) for name, buffer in model.named_buffers() if id(buffer) not in known]
+    tensors += beside
     require_equal(
         transport,
         {
@@ -53,7 +61,7 @@ def make_model_equal(model: nn.Module, transport: Transport, *, device: torch.de
         },
         device=device,
     )
-    hashes = b"".join(_short_hash(tensor) for _, tensor in tensors)
+    hashes = b"".join(short_hash(tensor) for _, tensor in tensors)
     by_rank = gather_bytes(transport, hashes, device=device)
     differing = [
         (name, tensor)
@@ -65,7 +73,8 @@ def make_model_equal(model: nn.Module, transport: Transport, *, device: torch.de
     return [name for name, _ in differing]
 
 
-def _short_hash(tensor: Tensor) -> bytes:
+def short_hash(tensor: Tensor) -> bytes:
+    """Return 8 bytes that two tensors share where they have the same bits."""
     content = raw_bytes(tensor) if tensor.numel() else b""
     return hashlib.blake2b(content, digest_size=8).digest()
 

@@ -62,17 +62,24 @@ class Collector:
         self.used = bytearray(len(self._layout.slots))
         while len(self.buffers) < plan.num_buffers:
             self.buffers.append(GradientBuffer(self._layout))
-        for parameter in self._parameters:
-            parameter.grad = None
+        self._clear()
+
+    def end(self) -> None:
+        """End the step: gradients that are made from now on are the user's own."""
+        self._plan = None
 
     @contextmanager
     def leaf(self, index: int) -> Iterator[None]:
         """Take the gradients made inside the block as those of one leaf of this rank's run.
 
-        Leaves come in the order of the run. If the block raises, the step's sums are void.
+        Leaves come in the order of the run. If the block raises, the step's sums are void. Raises LossError
+        for a parameter that brings a gradient along: it would count as made here.
         """
         if self._plan is None or index not in self._plan.leaves:
             raise InternalError(f"micro-batch {index} is not among those of this rank.")
+        for slot, parameter in zip(self._layout.slots, self._parameters, strict=True):
+            if parameter.grad is not None:
+                raise LossError(_made_outside(slot.name))
         self._leaf = self._plan.leaves[index]
         self._is_last = index == self._plan.last
         self._fires = bytearray(len(self._layout.slots))
@@ -84,6 +91,7 @@ class Collector:
             self._finish(self._leaf)
         finally:
             self._leaf = None
+            self._clear()
 
     def close(self) -> None:
         """Take the hooks off the model again."""
@@ -97,8 +105,10 @@ class Collector:
     def _arrived(self, index: int, parameter: Tensor) -> None:
         leaf = self._leaf
         if leaf is None:
+            if self._plan is not None:
+                raise LossError(_made_outside(self._layout.slots[index].name))
             return
-        self._fires[index] += 1
+        self._fires[index] = min(2, self._fires[index] + 1)  # more than one is all that matters
         if not self._takes_at_once:
             # The id of the running backward pass: a nested one has another. The same call serves
             # torch's own non-reentrant checkpointing to tell passes apart.
@@ -137,7 +147,8 @@ class Collector:
             self._watched_one_leaf = True
             self._in_parts |= len(self._passes) > 1 or max(self._fires, default=0) > 1
             for index, parameter in enumerate(self._parameters):
-                self._take(leaf, index, parameter)
+                if self._fires[index]:
+                    self._take(leaf, index, parameter)
         if leaf.fresh:
             views = self.buffers[leaf.target].views
             for index, fires in enumerate(self._fires):
@@ -157,3 +168,15 @@ class Collector:
             into.add_(self.buffers[right].flats[bucket.flat][bucket.start : bucket.stop])
         if self._is_last and self._ready is not None:
             self._ready(bucket)
+
+    def _clear(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
+def _made_outside(name: str) -> str:
+    return (
+        f"parameter {name} got a gradient outside of micro.collect(), between the start of a batch and its "
+        "step. It would count once for each rank, or be lost. Add such a term to the loss that is recorded, "
+        "or differentiate it after session.step(batch)."
+    )

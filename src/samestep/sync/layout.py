@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -91,6 +91,10 @@ class Layout:
     flats: tuple[Flat, ...]
     buckets: tuple[Bucket, ...]  # in the order they are sent: the reverse order of registration
     device: torch.device
+
+    def first_tiles(self) -> list[int]:
+        """Number the tiles of all flats through: the first tile of each flat, then the number of tiles."""
+        return list(accumulate((flat.numel // flat.tile for flat in self.flats), initial=0))
 
     def owned(self, rank: int) -> list[tuple[int, int, int]]:
         """Return the non-empty (flat, start, stop) that a rank owns."""

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from samestep.comm.transport import Transport
-from samestep.errors import LossError
+from samestep.errors import ConfigError, LossError
+from samestep.numerics.fingerprint import fingerprint
 
 
 @dataclass(slots=True)
@@ -29,7 +30,7 @@ class _Watched:
     tensor: Tensor
     start: Tensor  # its value at the start of the step
     version: int
-    changes: bool = False  # it was seen to change within a forward pass
+    moved: bool = False  # something changed it between the last step and this one
     change: Tensor | None = None  # integers: the sum of this rank's changes; else the last leaf's value
 
     @property
@@ -41,6 +42,17 @@ class _Watched:
         if now is not self.tensor or self.tensor._version != self.version:
             return True
         return not torch.equal(self.tensor, self.start)
+
+    def adopt(self) -> None:
+        """Take the value that the module holds now as the start of the step."""
+        now = getattr(self.module, self.attribute)
+        if now is None:
+            raise ConfigError(
+                f"buffer {self.name} is None since session.setup. Change what a model holds before that."
+            )
+        alike = now.shape == self.start.shape and now.dtype == self.start.dtype
+        self.moved |= not (alike and torch.equal(now, self.start))
+        self.tensor, self.start, self.version = now, now.clone(), now._version
 
     def reset(self) -> None:
         setattr(self.module, self.attribute, self.tensor)
@@ -56,6 +68,7 @@ class ModelBuffers:
         self._transport = transport
         handled = {id(tensor) for tensor in besides}
         kept = {id(t) for t in model.state_dict(keep_vars=True).values() if isinstance(t, Tensor)}
+        self._started = False
         self._watched: list[_Watched] = []
         for path, module in model.named_modules():
             for key, tensor in module.named_buffers(recurse=False):
@@ -70,24 +83,26 @@ class ModelBuffers:
         return len(self._watched)
 
     @property
-    def tensors(self) -> list[Tensor]:
-        """The watched buffers: all of them, for which ones change is not seen by every rank."""
-        return [w.tensor for w in self._watched]
+    def named(self) -> list[tuple[str, Tensor]]:
+        """The watched buffers, by name: all of them, for which ones change is not seen by every rank."""
+        return [(w.name, w.tensor) for w in self._watched]
 
     def begin(self) -> None:
-        """Start a step; changes made between steps, by a callback or a load, count as its start."""
+        """Start a step, from the values that its first leaf finds, or else `changes`."""
+        self._started = False
         for w in self._watched:
             w.change = None
-            if w.touched():
-                w.tensor = getattr(w.module, w.attribute)
-                w.start = w.tensor.clone()
-                w.version = w.tensor._version
+
+    def changes(self) -> dict[str, str]:
+        """Return a hash of each buffer that something changed between the last step and this one."""
+        self._start()
+        return {w.name: fingerprint({w.name: w.start}) for w in self._watched if w.moved}
 
     def before_leaf(self) -> None:
-        """Give back to changing buffers the values of the start of the step."""
-        for w in self._watched:
-            if w.changes:
-                w.reset()
+        """Let a leaf find the values of the start of the step."""
+        if self._started:
+            self.restore()  # a pass outside of the leaves may have changed them
+        self._start()
 
     @torch.no_grad()
     def after_leaf(self, *, is_last: bool) -> None:
@@ -95,7 +110,6 @@ class ModelBuffers:
         for w in self._watched:
             if not w.touched():
                 continue
-            w.changes = True
             now = getattr(w.module, w.attribute)
             if now is None or now.shape != w.start.shape or now.dtype != w.start.dtype:
                 found = "None" if now is None else f"{tuple(now.shape)} {now.dtype}"
@@ -117,11 +131,12 @@ class ModelBuffers:
     @torch.no_grad()
     def settle(self, changed_by_rank: Sequence[Sequence[bool]]) -> None:
         """Collective. Apply all ranks' changes; the argument is `changed()` of every rank."""
+        self._start()
         for number, w in enumerate(self._watched):
+            w.moved = False
             senders = [rank for rank, flags in enumerate(changed_by_rank) if flags[number]]
             if not senders:
                 continue
-            w.changes = True
             dtype = torch.int64 if w.counts else w.tensor.dtype
             parts = [
                 torch.empty(w.tensor.shape, dtype=dtype, device=w.tensor.device) if rank in senders else None
@@ -145,6 +160,12 @@ class ModelBuffers:
     def restore(self) -> None:
         """Put back the values of the start of the step, which is given up."""
         for w in self._watched:
-            w.changes |= w.touched()
-            if w.changes:
+            if w.touched():
                 w.reset()
+
+    def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            for w in self._watched:
+                if w.touched():
+                    w.adopt()

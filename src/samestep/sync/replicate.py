@@ -35,6 +35,10 @@ class Replicate:
         """Take the gradients made inside the block as those of one micro-batch."""
         return self._sync.collect(leaf)
 
+    def drop(self) -> None:
+        """Collective. Give up the step that was begun."""
+        self._sync.drop()
+
     def reduce(self, inspect: Inspect) -> Reduced:
         """Collective. Leave the whole sum on every rank."""
         return self._sync.reduce(inspect)

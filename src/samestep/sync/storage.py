@@ -35,6 +35,7 @@ class ParameterStore:
             flat.to(sum_dtype(flat.dtype)) if masters and sum_dtype(flat.dtype) != flat.dtype else flat
             for flat in self.flats
         ]
+        self._versions = [parameter._version for parameter in parameters]
 
     def moved(self) -> list[Slot]:
         """Return the parameters that no longer lie in the flat buffers, because `.data` was replaced."""
@@ -46,6 +47,21 @@ class ParameterStore:
             if parameter.data_ptr() != address
         ]
 
+    def edited(self) -> list[Slot]:
+        """Return the parameters with masters whose values were changed in place since the last call."""
+        now = [parameter._version for parameter in self.parameters]
+        found = [
+            slot
+            for slot, version, before in zip(self.layout.slots, now, self._versions, strict=True)
+            if version != before and self.masters[slot.flat] is not self.flats[slot.flat]
+        ]
+        self._versions = now
+        return found
+
+    def follow(self, slot: Slot) -> None:
+        """Take a parameter's new values over into its master, which the next update would round from."""
+        slot.view(self.masters[slot.flat]).copy_(slot.view(self.flats[slot.flat]))
+
     def adopt(self, slot: Slot) -> None:
         """Take the values of a parameter whose `.data` was replaced, and make it a view again."""
         parameter = self.parameters[slot.index]
@@ -53,7 +69,7 @@ class ParameterStore:
         view.copy_(parameter.data)
         parameter.data = view
         if self.masters[slot.flat] is not self.flats[slot.flat]:
-            slot.view(self.masters[slot.flat]).copy_(view)
+            self.follow(slot)
 
     def round_masters(self, ranges: Sequence[tuple[int, int, int]]) -> None:
         """Copy updated masters, (flat, start, stop) each, to the parameters that the model computes with."""

@@ -31,6 +31,9 @@ class Strategy(Protocol):
     def begin(self, runs: Sequence[range], num_leaves: int) -> None:
         """Start a step with this assignment of leaves to ranks."""
 
+    def drop(self) -> None:
+        """Collective. Give up a step that was begun, so that nothing of it is under way."""
+
     def collect(self, leaf: int) -> AbstractContextManager[None]:
         """Take the gradients made inside the block as those of one micro-batch."""
 
@@ -59,7 +62,7 @@ class Phase(Enum):
     """Where a step stands."""
 
     IDLE = auto()  # before the first step and after each reduce
-    COLLECTING = auto()  # from begin until reduce is called
+    COLLECTING = auto()  # from begin until reduce or drop is called
 
 
 @final
@@ -68,22 +71,30 @@ class BucketQueue:
 
     The order is the same on every rank, whatever the order in which gradients are made: a rank whose
     micro-batches skip a branch still meets its peers bucket by bucket.
+
+    Note [buckets under way]: no other collective may be called while a bucket is, or they cross. A rank that
+    has collected micro-batches knows that and refuses. A rank without any cannot know how far its peers are,
+    so where there is one, all hold their buckets back until `finish`.
     """
 
     def __init__(self, layout: Layout, reduction: Reduction) -> None:
         self._layout = layout
         self._reduction = reduction
-        # In the first step ranks still have things to agree on, and collectives must not cross.
-        self._overlap = False
+        self._finished_a_step = False
+        self._early = False  # whether buckets are sent while micro-batches are still computed, on all ranks
         self._held: list[GradientBuffer] = []
         self._result: GradientBuffer | None = None
         self._is_ready = bytearray(0)
         self._pending: dict[int, Pending] = {}
         self._started = 0
 
-    def begin(self, held: list[GradientBuffer], result: GradientBuffer) -> None:
-        """Start a step whose partial sums will lie in these buffers."""
+    def begin(self, held: list[GradientBuffer], result: GradientBuffer, *, early: bool) -> None:
+        """Start a step whose partial sums will lie in these buffers; `early` must be alike on all ranks."""
+        if self._pending:
+            raise InternalError("a step was begun while buckets of another are under way.")
         self._held, self._result = held, result
+        # In the first step ranks still have things to agree on, and collectives must not cross.
+        self._early = early and self._finished_a_step
         self._is_ready = bytearray(len(self._layout.buckets))
         self._pending = {}
         self._started = 0
@@ -91,7 +102,7 @@ class BucketQueue:
     def ready(self, bucket: Bucket) -> None:
         """Note that a bucket holds its final partial sums; never blocks."""
         self._is_ready[bucket.index] = 1
-        if self._overlap:
+        if self._early:
             self._start(limit=WINDOW)
 
     def finish(self, folded: Callable[[Bucket], None]) -> None:
@@ -101,7 +112,18 @@ class BucketQueue:
             self._start(limit=bucket.index + WINDOW)
             self._pending.pop(bucket.index).finish()
             folded(bucket)
-        self._overlap = True
+        self._finished_a_step = True
+
+    def drain(self) -> None:
+        """Collective. Complete all that any rank may have sent of a step that is given up."""
+        if not self._early:
+            return
+        early = self._layout.buckets[:WINDOW]
+        for bucket in early:
+            self._is_ready[bucket.index] = 1
+        self._start(limit=WINDOW)
+        for bucket in early:
+            self._pending.pop(bucket.index).finish()
 
     def _start(self, *, limit: int) -> None:
         if self._result is None:
@@ -135,14 +157,16 @@ class GradientSync:
         self._result: GradientBuffer | None = None
 
     def begin(self, runs: Sequence[range], num_leaves: int) -> None:
-        """Start a step; a step that was begun and not reduced is dropped."""
+        """Start a step, or the one that was begun anew; of that nothing may have been recorded."""
         run = runs[self._transport.rank]
         plan = self._reduction.plan(run, num_leaves)
         self._reduction.begin(runs, num_leaves)
         self._collector.begin(plan, self._queue.ready)
         buffers = self._collector.buffers
         self._result = buffers[plan.result]
-        self._queue.begin([buffers[number] for number in plan.kept], self._result)
+        everybody_has_leaves = all(len(one) > 0 for one in runs)
+        kept = [buffers[number] for number in plan.kept]
+        self._queue.begin(kept, self._result, early=everybody_has_leaves)  # Note [buckets under way]
         if not run and self._reduction.leaves_result_everywhere:
             for flat in self._result.flats:
                 flat.zero_()  # takes part in the backend's sum with nothing
@@ -160,6 +184,7 @@ class GradientSync:
         if self._phase is not Phase.COLLECTING or result is None:
             raise InternalError("reduce was called, but no step was begun.")
         self._phase = Phase.IDLE
+        self._collector.end()
         rank = self._transport.rank
         gathering: list[Work] = []
 
@@ -176,6 +201,13 @@ class GradientSync:
         for work in gathering:
             work.wait()
         return Reduced(gradient=result, used=self._collector.used)
+
+    def drop(self) -> None:
+        """Collective. Give up the step that was begun, if there is one."""
+        if self._phase is Phase.COLLECTING:
+            self._phase = Phase.IDLE
+            self._collector.end()
+            self._queue.drain()
 
     def close(self) -> None:
         """Take the hooks off the model."""

@@ -34,6 +34,10 @@ class Zero1:
         """Take the gradients made inside the block as those of one micro-batch."""
         return self._sync.collect(leaf)
 
+    def drop(self) -> None:
+        """Collective. Give up the step that was begun."""
+        self._sync.drop()
+
     def reduce(self, inspect: Inspect) -> Reduced:
         """Collective. Leave each owner's part of the sum with its owner."""
         return self._sync.reduce(inspect)
