@@ -29,12 +29,12 @@ def gradient(leaf: int, size: int) -> Tensor:
 
 
 def sums(transport: Transport, size: int, num_collected: int, kind: Any) -> Tensor:
-    """Reduce, give up a step after `num_collected` leaves on each rank, reduce again; return what is owned."""
+    """Reduce, give up a step after `num_collected` leaves, reduce again; return what is owned here."""
     parameter = Parameter(torch.zeros(size))
     layout = lay_out([("p", parameter)], world_size=transport.world_size, whole=False, bucket=128)
     store = ParameterStore(layout, [parameter], masters=False)
     strategy = kind(store, Collector(layout, [parameter]), Ordered(layout, transport), transport)
-    for step in range(4):
+    for step in range(3):
         strategy.begin(RUNS, 5)
         is_dropped = step % 2 == 1
         for leaf in RUNS[transport.rank][: num_collected if is_dropped else None]:
@@ -60,6 +60,27 @@ def test_the_next_sum_is_the_pure_fold(size: int, num_collected: int, kind: Any)
     parts = run_threads(lambda t: sums(t, size, num_collected, kind), 3, timeout_s=20)
     wanted = fold([gradient(leaf + 20, size) + 0.0 for leaf in range(5)])
     assert torch.equal(torch.stack(parts).sum(0), wanted)
+
+
+def test_nothing_is_sent_before_the_end_where_a_rank_has_no_leaves() -> None:
+    """It may call another collective, for it cannot know that its peers are past that."""
+    runs = [range(1), range(1, 2), range(2, 2)]
+
+    def work(transport: Transport) -> None:
+        parameter = Parameter(torch.zeros(60))
+        layout = lay_out([("p", parameter)], world_size=3, whole=False)
+        store = ParameterStore(layout, [parameter], masters=False)
+        strategy = Replicate(store, Collector(layout, [parameter]), Ordered(layout, transport), transport)
+        for step in range(3):
+            strategy.begin(runs, 2)
+            for leaf in runs[transport.rank]:
+                with strategy.collect(leaf):
+                    (parameter * gradient(leaf + 10 * step, 60)).sum().backward()
+            assert transport.ballot(torch.tensor([transport.rank])).tolist() == [[0], [1], [2]]
+            found = strategy.reduce(lambda flat, start, part: None).gradient.views[0]
+            assert torch.equal(found, fold([gradient(leaf + 10 * step, 60) + 0.0 for leaf in range(2)]))
+
+    run_threads(work, 3, timeout_s=20)
 
 
 def test_a_step_is_not_begun_while_buckets_are_under_way() -> None:

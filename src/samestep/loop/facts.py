@@ -11,6 +11,11 @@ from samestep.numerics.exact import KERNEL_VARIABLES, Pinned, numerics_key
 from samestep.precision.policy import Precision
 from samestep.topology.environment import Environment, Place
 
+ONE_KIND = (
+    "Such kernels round differently, so the bits would depend on which rank computes what. Use machines "
+    "of one kind, one build of PyTorch and the same settings for all ranks."
+)
+
 
 def run_facts(
     *,

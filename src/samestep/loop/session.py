@@ -22,7 +22,7 @@ from samestep.loop.agreed import agreed_fingerprint
 from samestep.loop.batches import BatchStream, LoadedBatch, Weights
 from samestep.loop.engine import Engine, StepRules
 from samestep.loop.evaluate import Evaluation, evaluate
-from samestep.loop.facts import key_of_run, run_facts
+from samestep.loop.facts import ONE_KIND, key_of_run, run_facts
 from samestep.loop.parts import build_parts
 from samestep.loop.terms import LossFunction, Terms
 from samestep.loop.trainables import OptimizerLike, make_optimizer
@@ -225,8 +225,9 @@ class Session:
             "whether weights of loss terms are given": weights is not None,
         }
         key = self._key(walk)
-        facts |= {f"the numerics key's {name}": value for name, value in key.items()}
         require_equal(self._joined(), facts, device=self.device)
+        kernels = {f"the numerics key's {name}": value for name, value in key.items()}
+        require_equal(self._joined(), kernels, device=self.device, remedy=ONE_KIND)
         self._announce(walk, batching, key)
         loader = Loader(
             dataset,

@@ -14,8 +14,16 @@ from samestep.comm.transport import Transport
 from samestep.errors import Disagreement
 from samestep.numerics.fingerprint import model_tensors, raw_bytes
 
+SAME_SETTINGS = "Every rank must build the same model, optimizer and data set from the same settings."
 
-def require_equal(transport: Transport, facts: Mapping[str, object], *, device: torch.device) -> None:
+
+def require_equal(
+    transport: Transport,
+    facts: Mapping[str, object],
+    *,
+    device: torch.device,
+    remedy: str = SAME_SETTINGS,
+) -> None:
     """Collective. Raise Disagreement, on every rank alike, where a fact differs; it names fact and ranks."""
     message = json.dumps({key: str(value) for key, value in facts.items()}).encode()
     by_rank: list[dict[str, str]] = [
@@ -25,10 +33,7 @@ def require_equal(transport: Transport, facts: Mapping[str, object], *, device: 
         values = [told.get(key, "nothing") for told in by_rank]
         for rank, value in enumerate(values):
             if value != values[0]:
-                raise Disagreement(
-                    f"{key}: {values[0]} on rank 0, but {value} on rank {rank}. Every rank must build the "
-                    "same model, optimizer and data set from the same settings."
-                )
+                raise Disagreement(f"{key}: {values[0]} on rank 0, but {value} on rank {rank}. {remedy}")
 
 
 def make_model_equal(

@@ -12,12 +12,10 @@ model, whose graph knows no hooks that come later, is treated like any other.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -77,18 +75,9 @@ class _Tracked:
         momentum = self.module.momentum
         if momentum is None and not isinstance(self.module, nn.modules.instancenorm._InstanceNorm):
             total = seen + updates  # the average over all updates
-            share = (first + updates) / total
-            return share, self._average(seen, updates), self._average(first, updates) * share, 1.0
-        shrink = self._rounded(1.0 - (momentum or 0.0)) ** updates  # instance norm takes no momentum for 0
+            return (first + updates) / total, seen / total, first / total, 1.0
+        shrink = (1.0 - (momentum or 0.0)) ** updates  # instance norm takes no momentum for 0
         return 1.0, shrink, shrink, 1.0
-
-    def _average(self, seen: float, updates: float) -> float:
-        """Return what is left of an average over `seen` updates after some more."""
-        return math.prod(self._rounded(1.0 - 1.0 / (seen + 1 + more)) for more in range(int(updates)))
-
-    def _rounded(self, factor: float) -> float:
-        # As the kernels round it: many leaves that start alike would add up a difference.
-        return factor if self.mean.dtype == torch.float64 else float(np.float32(factor))
 
 
 @final
@@ -179,7 +168,7 @@ class RunningStatistics:
 
     def restore(self) -> None:
         """Put back the statistics of the start of the step, which is given up."""
-        if self._started:
+        if self._started and self._tracked:
             self._write(self._origin)
 
     def _start(self) -> None:
@@ -193,15 +182,16 @@ class RunningStatistics:
         if not self._tracked:
             return torch.empty(0, dtype=torch.float64)
         held = [t.held() for t in self._tracked]
-        values = [tensor.detach().double() for mean, var, _ in held for tensor in (mean, var)]
-        return torch.cat([*values, torch.stack([count.double().view(()) for _, _, count in held])])
+        values = torch.cat([tensor.detach() for mean, var, _ in held for tensor in (mean, var)])
+        counts = torch.stack([count.view(()) for _, _, count in held])
+        return torch.cat([values.double(), counts.double()])
 
     @torch.no_grad()
     def _write(self, row: Tensor) -> None:
-        for t, parts in zip(self._tracked, self._split(row), strict=True):
+        for t in self._tracked:
             t.put_back()
-            for tensor, part in zip(t.tensors, parts, strict=True):
-                tensor.copy_(part.view(tensor.shape))
+        targets = [tensor.view(-1) for t in self._tracked for tensor in t.tensors]
+        torch._foreach_copy_(targets, [part.view(-1) for layer in self._split(row) for part in layer])
 
     def _split(self, row: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         values, counts = row[: self._width], row[self._width :]
