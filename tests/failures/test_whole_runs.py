@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 GONE_S = 5.0  # from the first error until every process has ended
 
@@ -65,7 +65,7 @@ class Launched:
 
     def wait(self) -> int:
         """Return the exit code; nothing may be left, of processes or of files."""
-        self.out, self.err = self.process.communicate(timeout=90)
+        self.out, self.err = self.process.communicate(timeout=250)
         self.ended_at = time.time()
         assert self.processes() == []
         assert list(self.temporary.glob("samestep-*")) == []
@@ -81,7 +81,7 @@ class Launched:
 
     def await_mark(self, name: str) -> float:
         """Wait until a rank has left a mark, and return when it did."""
-        limit = time.monotonic() + 80
+        limit = time.monotonic() + 200
         while not (self.marks / name).exists():
             assert time.monotonic() < limit, f"no {name}"
             assert self.process.poll() is None, self.process.communicate()
@@ -105,7 +105,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
     for launched in started:
         if launched.process.poll() is None:
             os.killpg(launched.process.pid, signal.SIGTERM)
-            launched.process.communicate(timeout=20)
+            launched.process.communicate(timeout=60)
 
 
 BROKEN_SAMPLE = """

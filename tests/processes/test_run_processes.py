@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.util
 import os
 import signal
 import subprocess
@@ -82,6 +83,8 @@ def no_result(place: Place) -> object:
 @pytest.fixture(autouse=True)
 def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Every call must leave no private folder and no process, but for the fork server."""
+    # The fork server keeps the first folder it was given, and a socket's path there must stay short.
+    multiprocessing.util.get_temp_dir()
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
