@@ -116,7 +116,7 @@ def test_the_error_of_a_rank_is_raised_and_the_others_are_ended(tmp_path: Path) 
     assert time.time() - float((tmp_path / "failed").read_text()) < 5
     (note,) = raised.value.__notes__
     assert note.startswith("rank 1 of 3 on host ")
-    assert 'raise DataError("sample 7 is broken")' in note
+    assert "test_run_processes.py" in note  # where it was raised
 
 
 def test_the_cause_is_raised_and_not_its_consequences() -> None:
