@@ -124,18 +124,7 @@ def test_the_cause_is_raised_and_not_its_consequences() -> None:
         run_processes(lose_a_peer, 3)
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        pytest.param(
-            signal.SIGKILL,
-            marks=pytest.mark.xfail(
-                run=False, reason="a killed rank is not noticed by the test kit: to be found"
-            ),
-        ),
-        signal.SIGSEGV,
-    ],
-)
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_death_is_named(how: signal.Signals) -> None:
     with pytest.raises(PeerLost, match=rf"rank 1 of 3 on host .* failed: .*{how.name}"):
         run_processes(die, 3, int(how))

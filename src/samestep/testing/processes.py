@@ -87,6 +87,7 @@ class _Rank:
         self.result: Any = None
         self.failure: Failure | None = None
         self.error: Exception | None = None
+        self.heard_end = False
         self.stacks = guardian.folder / f"stacks-{place.rank}"
         self.connection, theirs = context.Pipe(duplex=False)
         self.process: BaseProcess = context.Process(
@@ -99,7 +100,8 @@ class _Rank:
 
     def handles(self) -> list[Connection | int]:
         """Return what becomes readable when the rank has something to say or ends."""
-        if self.process.exitcode is not None:
+        # What `hear` knows, not what is true by now: an end that it has not seen must still wake the caller.
+        if self.heard_end:
             return []
         return [self.process.sentinel] if self.connection.closed else [self.connection, self.process.sentinel]
 
@@ -112,7 +114,7 @@ class _Rank:
 
     def hear(self) -> None:
         """Take the rank's message, once it is there, and its end."""
-        ended = self.process.exitcode is not None
+        self.heard_end = ended = self.process.exitcode is not None
         if not self.connection.closed and self.connection.poll():
             with contextlib.suppress(EOFError):  # it died without a word, and its exit code will tell
                 self.failure, self.error, self.result = pickle.loads(self.connection.recv_bytes())
