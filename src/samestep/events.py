@@ -74,4 +74,74 @@ class RunEnded:
     fingerprint: str
 
 
-Event: TypeAlias = StepReport | Evaluated | RunStarted | Notice | RunEnded
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointSaved:
+    """A whole checkpoint lies in its place."""
+
+    step: int  # steps that were taken when its state was copied
+    folder: str
+    num_bytes: int
+    stall_seconds: float  # for which training stood still: a copy of the state, and an unfinished write before
+    write_seconds: float  # from the copy to the commit, beside training
+    reason: str  # "every 50 steps", "SIGTERM", "the end of the run", the name of a callback
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointFailed:
+    """A checkpoint could not be written; training goes on, and the ones before it are whole."""
+
+    step: int
+    folder: str
+    problem: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resumed:
+    """The run goes on from a checkpoint."""
+
+    step: int
+    update: int
+    folder: str
+    world_size_before: int
+    broken_key: dict[str, str] = field(default_factory=dict)  # numerics key: what is not as it was, and how
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stopping:
+    """All ranks end the run after this step, before its planned end."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Quarantined:
+    """Samples that the run passes over from now on; later global batches are filled up behind them."""
+
+    step: int
+    ids: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Phases:
+    """Where the wall time of a step went on this rank, in seconds; every rank has its own."""
+
+    step: int
+    rank: int
+    seconds: dict[str, float]  # data, forward, backward, communication (exposed), update, checkpoint, other
+
+
+Event: TypeAlias = (
+    StepReport
+    | Evaluated
+    | RunStarted
+    | Notice
+    | RunEnded
+    | CheckpointSaved
+    | CheckpointFailed
+    | Resumed
+    | Stopping
+    | Quarantined
+    | Phases
+)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, final
 
 import torch
@@ -13,7 +11,6 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from samestep.data.describe import group_by_form, list_ids
 from samestep.data.global_batch import MicroBatch
-from samestep.data.parcel import refusal
 from samestep.errors import ConfigError, DataError
 from samestep.numerics.seeds import seed_collate, seed_sample
 
@@ -46,15 +43,6 @@ def count_samples(dataset: MapDataset[object]) -> int:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """What a loader worker sends in place of a batch: the message, and its cause's traceback as text."""
-
-    message: str
-    trace: str
-
-
-@final
 class Fetch(Dataset[object], Generic[Sample]):
     """Make the micro-batches that are asked for.
 
@@ -69,33 +57,15 @@ class Fetch(Dataset[object], Generic[Sample]):
         *,
         seed: int,
         collate_fn: Callable[[list[Sample]], object] | None,
-        in_worker: bool,
     ) -> None:
-        """Keep what is needed; `in_worker` says that batches and errors must travel to another process."""
+        """Keep what is needed. Raises ConfigError where the data set is not map-style."""
         self._dataset = dataset
         self._num_samples = count_samples(dataset)
         self._seed = seed
         self._collate_fn = collate_fn
-        self._in_worker = in_worker
 
     def __getitem__(self, request: MicroBatch) -> object:
-        """Return the collated micro-batch. A failure is raised as DataError, or in a worker returned."""
-        if not self._in_worker:
-            return self._make(request)
-        try:
-            batch = self._make(request)
-            if reason := refusal(batch):
-                raise DataError(
-                    f"the batch of micro-batch {request.index} of step {request.step} cannot be sent from "
-                    f"a loader worker: {reason}\nLet the data set and collate_fn return plain values, "
-                    "arrays and detached tensors, or set loader_workers to 0."
-                )
-        except DataError as exc:
-            cause = exc.__cause__
-            return Failed(str(exc), "".join(traceback.format_exception(cause)) if cause else "")
-        return batch
-
-    def _make(self, request: MicroBatch) -> object:
+        """Return the collated micro-batch. Raises DataError where a sample or the collation fails."""
         with _one_thread():
             pairs = zip(request.ids.tolist(), request.epochs.tolist(), strict=True)
             samples = [self._sample(request, sample_id, epoch) for sample_id, epoch in pairs]

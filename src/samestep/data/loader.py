@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Final, Generic, TypeVar, final
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from samestep.config.arguments import require_callable, require_count
-from samestep.data.fetch import Failed, Fetch, MapDataset
+from samestep.data.fetch import Fetch, MapDataset
 from samestep.data.global_batch import MicroBatch
-from samestep.data.workers import Workers
+from samestep.data.parcel import Parcel
+from samestep.data.send import Errand, Failed, Send
+from samestep.data.slots import make_slots
+from samestep.data.workers import Workers, collate_in_own_memory
 from samestep.errors import ConfigError, DataError
 
 Sample = TypeVar("Sample")
@@ -58,9 +62,9 @@ class Loader(Generic[Sample]):
             raise ConfigError(
                 f"prefetch is {prefetch}. Give the micro-batches made ahead per worker: 1 or more."
             )
-        self._fetch = Fetch(dataset, seed=seed, collate_fn=collate_fn, in_worker=workers > 0)
+        self._fetch = Fetch(dataset, seed=seed, collate_fn=collate_fn)
         self._num_workers = workers
-        self._prefetch = prefetch if workers else None
+        self._prefetch = prefetch
         self._pin_memory = pin_memory and _can_pin()
 
     def load(self, requests: Iterable[MicroBatch]) -> Generator[object, None, None]:
@@ -71,33 +75,37 @@ class Loader(Generic[Sample]):
         sample, the collation or a worker failed; what the requests raise comes through as it is.
         """
         relay = _Relay(requests)
-        yield from self._in_workers(relay) if self._num_workers else self._loader(relay)
+        yield from self._in_workers(relay) if self._num_workers else self._loader(self._fetch, relay)
         if relay.raised is not None:
             raise relay.raised
 
     def _in_workers(self, relay: _Relay) -> Iterator[object]:
-        try:
-            workers = Workers(lambda: self._loader(relay))
-        except Exception as exc:
-            raise DataError(
-                f"{self._num_workers} loader workers could not be started: {type(exc).__name__}: {exc}\n"
-                "Where processes are spawned, not forked, the data set and collate_fn must be picklable. "
-                "With loader_workers=0 no process is needed."
-            ) from exc.with_traceback(None)  # whose frames would keep alive the workers that did start
-        try:
-            yield from _received(workers)
-        finally:
-            workers.end()
+        with make_slots() as slots:
+            # Note [a slot for each batch under way] says why these are enough.
+            dealt = itertools.cycle(range(self._num_workers * self._prefetch + 1))
+            try:
+                workers = Workers(lambda: self._loader(Send(self._fetch, slots), map(Errand, dealt, relay)))
+            except Exception as exc:
+                raise DataError(
+                    f"{self._num_workers} loader workers could not be started: {type(exc).__name__}: {exc}\n"
+                    "Where processes are spawned, not forked, the data set and collate_fn must be picklable. "
+                    "With loader_workers=0 no process is needed."
+                ) from exc.with_traceback(None)  # whose frames would keep alive the workers that did start
+            try:
+                yield from _received(workers)
+            finally:
+                workers.end()
 
-    def _loader(self, relay: _Relay) -> DataLoader[object]:
+    def _loader(self, dataset: Dataset[object], asked: Iterable[object]) -> DataLoader[object]:
         return DataLoader(
-            self._fetch,
+            dataset,
             batch_size=None,
-            sampler=relay,
+            sampler=asked,
             num_workers=self._num_workers,
-            prefetch_factor=self._prefetch,
+            prefetch_factor=self._prefetch if self._num_workers else None,
             pin_memory=self._pin_memory,
             collate_fn=_as_it_is,
+            worker_init_fn=collate_in_own_memory,
             generator=torch.Generator(),  # else a draw is taken from the default generator
         )
 
@@ -128,14 +136,24 @@ def _received(workers: Workers) -> Iterator[object]:
             raise DataError(_loss(workers.lost(within_s=_ENDING_S) or [f"loading failed: {exc}"])) from exc
         if isinstance(batch, Failed):
             raise DataError(batch.message) from (RemoteError(f"\n{batch.trace}") if batch.trace else None)
-        yield batch
+        yield _opened(batch) if isinstance(batch, Parcel) else batch  # the thread that pins has opened it
+
+
+def _opened(parcel: Parcel) -> object:
+    try:
+        return parcel.open()
+    except Exception as exc:
+        raise DataError(
+            f"a batch of a loader worker cannot be put together again: {type(exc).__name__}: {exc}\n"
+            "What the collate_fn returns must stand pickling; with loader_workers=0 it is not pickled."
+        ) from exc
 
 
 def _loss(events: list[str]) -> str:
     return (
-        f"{'; '.join(events)}. Want of memory is the usual reason, that of /dev/shm included, or a library "
-        "that crashes. Use fewer loader_workers or smaller micro-batches; loader_workers=0 loads in the "
-        "training process and shows where it fails."
+        f"{'; '.join(events)}. Want of memory is the usual reason, or a library that crashes. Use "
+        "fewer loader_workers or smaller micro-batches; loader_workers=0 loads in the training process and "
+        "shows where it fails."
     )
 
 

@@ -2,7 +2,8 @@
 
 Note [torch's own parts]: DataLoader has no public way to end its workers before the last batch. And when a
 worker is lost, a signal handler of PyTorch's raises RuntimeError wherever the main thread happens to be, in
-the middle of a step too. So this file, and no other, uses names that PyTorch keeps to itself. The tests in
+the middle of a step too. And its collation makes tensors in /dev/shm where it finds itself in a worker. So
+this file, and no other, uses names that PyTorch keeps to itself. The tests in
 test_loader_workers.py hold each of these uses in place.
 """
 
@@ -15,8 +16,10 @@ from collections.abc import Callable
 from multiprocessing.connection import wait
 from typing import final
 
+import torch
 from torch._C import _remove_worker_pids, _set_worker_pids
 from torch.utils.data import DataLoader
+from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from samestep.errors import InternalError
@@ -99,3 +102,14 @@ def _ending(exitcode: int) -> str:
     if exitcode < 0:
         return f"was killed by {signal.Signals(-exitcode).name}"
     return f"ended with exit code {exitcode}"
+
+
+def collate_in_own_memory(_worker: int) -> None:
+    """Let default_collate, in this process, make tensors as it makes them outside workers."""
+    default_collate_fn_map[torch.Tensor] = _stack
+
+
+def _stack(tensors: list[torch.Tensor], **kwargs: object) -> object:
+    if tensors[0].is_nested or tensors[0].layout is not torch.strided:
+        return collate_tensor_fn(tensors, **kwargs)  # which refuses them
+    return torch.stack(tensors, 0)
