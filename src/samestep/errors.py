@@ -2,6 +2,8 @@
 
 SamestepError
 ├── ConfigError            a setting of the user's: exit code 2, one message, no traceback
+│   └── CheckpointError    a checkpoint that is not whole, or does not fit this run
+├── CallbackError          a callback raised an error, blocked, or changed what it may only read
 ├── DataError              the data set, a sample or the collation failed
 ├── LossError              the loss returned something that has no global meaning
 ├── NotReproducible        an operation whose bits move, met in exact mode
@@ -24,6 +26,14 @@ class SamestepError(Exception):
 
 class ConfigError(SamestepError):
     """A setting is wrong; the message names it, its value and the remedy."""
+
+
+class CheckpointError(ConfigError):
+    """A checkpoint is missing, damaged, of another run, or cannot be written where it should lie."""
+
+
+class CallbackError(SamestepError):
+    """A callback raised an error, blocked, or changed what it may only read; the message names it."""
 
 
 class DataError(SamestepError):

@@ -81,7 +81,9 @@ class CheckpointSaved:
     step: int  # steps that were taken when its state was copied
     folder: str
     num_bytes: int
-    stall_seconds: float  # for which training stood still: a copy of the state, and an unfinished write before
+    stall_seconds: (
+        float  # for which training stood still: a copy of the state, and an unfinished write before
+    )
     write_seconds: float  # from the copy to the commit, beside training
     reason: str  # "every 50 steps", "SIGTERM", "the end of the run", the name of a callback
 

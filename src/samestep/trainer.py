@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,19 +10,24 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from samestep.audience import Audience
+from samestep.callbacks.dispatch import CallbackLike
+from samestep.checkpoint.policy import Checkpointing
 from samestep.checkpoint.state import save_state
 from samestep.comm.transport import Transport
 from samestep.config import Batching
 from samestep.config.arguments import require_callable, require_callables
-from samestep.events import Evaluated, Event, Notice, RunEnded, StepReport
+from samestep.events import Evaluated, RunEnded, StepReport
+from samestep.loop.batches import LoadedBatch
 from samestep.loop.evaluate import Evaluation
 from samestep.loop.session import Listener, Session
 from samestep.loop.step import take_step
 from samestep.loop.terms import LossFunction
 from samestep.loop.trainables import OptimizerLike
+from samestep.optim.ema import EMA
 from samestep.optim.rates import ScheduleLike
 from samestep.precision.policy import Precision
-from samestep.track.folder import STATE, RunFolder, refuse_used
+from samestep.track.folder import CHECKPOINTS, STATE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,62 +61,57 @@ def train(
     collate_fn: Callable[[list[Any]], Any] | None = None,
     loader_workers: int = 0,
     weights: Callable[[Any], Any] | None = None,
+    ema: float | EMA | None = None,
     evaluate: Evaluation | None = None,
+    checkpoint: Checkpointing | None = None,
+    resume: str | Path = "auto",
     seed: int = 0,
     threads: int = 1,
     digest_every: int = 10,
-    callbacks: Sequence[Callable[[Event], None]] = (),
+    callbacks: Sequence[CallbackLike] = (),
     listeners: Sequence[Listener] = (),
     folder: Path | str | None = None,
     transport: Transport | None = None,
     device: torch.device | None = None,
     timeout_s: float = 300.0,
 ) -> Result:
-    """Collective. Train a model, and end in the same bits on any number of ranks.
+    """Collective. Train a model, and end in the same bits on any number of ranks, stopped or not.
 
     `loss(model, batch)` gets one collated micro-batch and returns samestep.weighted(values, weight), or a
-    dict of such terms. `callbacks` are called with every event on every rank, `listeners` on the first rank
-    only. In `folder` the first rank keeps the ledger, the events and the final state; it must hold no run
-    yet. The process takes its rank from the launcher that started it; alone it is a run of one rank.
+    dict of such terms. `callbacks` are samestep.Callback objects, or functions of an event, which are called
+    on every rank; `listeners` get every event on the first rank only. In `folder` the first rank keeps the
+    ledger, the events, the report and the final state; it may hold a run already only where `checkpoint`
+    lets that run go on. The process takes its rank from the launcher that started it; alone it is a run of
+    one rank.
 
     Raises ConfigError for wrong settings, LossError for a loss that has no global meaning, DataError for a
-    data set that fails, NonFinite for a gradient that is not finite, ClusterError for a lost rank.
+    data set that fails, NonFinite for a gradient that is not finite, CallbackError for a callback that fails
+    or blocks, ClusterError for a lost rank, and SystemExit with code 3 where a signal asked to store the
+    state and go.
     """
     require_callable("loss", loss, use="loss(model, batch) returns samestep.weighted(values, weight)")
-    require_callables("callbacks", callbacks, use="each is given every event, on every rank")
     require_callables("listeners", listeners, use="each is given every event, on the first rank")
     folder = None if folder is None else Path(folder)
-    history: list[StepReport] = []
-
-    def listen(event: Event) -> None:
-        if isinstance(event, StepReport):
-            history.append(event)
-        for callback in callbacks:
-            callback(event)
-        if session.first:
-            for listener in listeners:
-                listener(event)
-            if not listeners and isinstance(event, Notice) and event.level == "warning":
-                sys.stderr.write(f"samestep: {event.message}\n")  # else nobody would hear of it
-
+    audience = Audience(callbacks, listeners, folder, timeout_s=timeout_s)
     session = Session(
         seed=seed,
         precision=precision,
         strategy=strategy,
         reduction=reduction,
         clip_norm=clip_norm,
+        ema=ema,
+        checkpoint=_in_run_folder(checkpoint, folder),
+        resume=resume,
         digest_every=digest_every,
         threads=threads,
         transport=transport,
         device=device,
         timeout_s=timeout_s,
-        listeners=[listen],
+        listeners=[audience],
     )
-    with session, ExitStack() as kept:
-        if folder is not None and session.first:
-            refuse_used(folder)
-            listeners = [*listeners, kept.enter_context(RunFolder(folder))]
-        model, _ = session.setup(model, optimizer, schedule)
+    with session, audience.attending(session) as attending:
+        model, made = session.setup(model, optimizer, schedule)
+        attending.attach(model, made)
         batches = session.batches(
             dataset,
             batching,
@@ -123,24 +121,43 @@ def train(
             loader_workers=loader_workers,
             weights=weights,
         )
-        metrics: dict[str, float] = {}
         for batch in batches:
+            audience.expect(batch)
             take_step(session, batch, loss)
-            if evaluate is not None and evaluate.due(batch.step, is_last=batch.is_last):
-                metrics = session.evaluate(evaluate)
-                listen(Evaluated(step=batch.step, metrics=metrics))
-        fingerprint = session.agreed_fingerprint()
-        applied = history[-1].update if history else 0
-        if folder is not None and session.first:
-            save_state(model, folder / STATE)
-        listen(RunEnded(step=len(history), update=applied, fingerprint=fingerprint))
+            audience.take_requests()
+            if evaluate is not None and _is_due(evaluate, batch, session):
+                audience(Evaluated(step=batch.step, metrics=session.evaluate(evaluate)))
+                audience.take_requests()
+                session.persistence.decide()
+        return _conclude(session, audience)
+
+
+def _is_due(evaluation: Evaluation, batch: LoadedBatch, session: Session) -> bool:
+    return session.persistence.take_evaluation() or evaluation.due(batch.step, is_last=batch.is_last)
+
+
+def _conclude(session: Session, audience: Audience) -> Result:
+    """Collective. Store the last state, and say what the run came to."""
+    session.conclude()
+    model, history, folder = session.model, audience.history, audience.folder
+    fingerprint = session.agreed_fingerprint()
+    if folder is not None and session.first:
+        save_state(model, folder / STATE)
+    audience(RunEnded(step=session.step_number, update=session.update, fingerprint=fingerprint))
     return Result(
         fingerprint=fingerprint,
-        step=len(history),
-        applied=applied,
+        step=session.step_number,
+        applied=session.update,
         loss=next((report.loss for report in reversed(history) if report.loss is not None), None),
         history=history,
-        metrics=metrics,
+        metrics=session.persistence.metrics,
         model=model,
         folder=folder,
     )
+
+
+def _in_run_folder(checkpoint: Checkpointing | None, folder: Path | None) -> Checkpointing | None:
+    """Let checkpoints lie in the run folder, where no folder of their own is named."""
+    if not isinstance(checkpoint, Checkpointing) or checkpoint.folder is not None or folder is None:
+        return checkpoint
+    return checkpoint.model_copy(update={"folder": folder / CHECKPOINTS})

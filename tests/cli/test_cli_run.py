@@ -121,7 +121,7 @@ def test_a_process_that_is_a_rank_already_runs_the_script_itself(tmp_path: Path)
     variables = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     text = TELL + "from samestep.errors import ConfigError\nraise ConfigError('once')\n"
     done = call([*SAMESTEP, "run", "--workers", "5", script_in(tmp_path, text), "x"], tmp_path, **variables)
-    assert (done.returncode, done.stdout) == (2, "0 1 0 1 torchrun False None x\n")
+    assert (done.returncode, done.stdout) == (2, "0 1 0 1 variables of torch False None x\n")
     assert done.stderr == "once\n"
 
 

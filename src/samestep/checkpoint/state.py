@@ -44,7 +44,7 @@ def save_state(model: nn.Module, path: Path) -> None:
     Law: `path` holds either what it held before or the whole new state, also after a loss of power.
     """
     state = named_state(model)
-    aliases = _aliases(state)
+    aliases = aliases_of(state)
     tensors = {name: _plain(tensor) for name, tensor in state.items() if name not in aliases}
     numbers = [name for name in tensors if state[name].is_complex()]
     layout = Layout(order=list(state), aliases=aliases, complex=numbers)
@@ -102,7 +102,7 @@ def load_state(model: nn.Module, path: Path) -> None:
         if name in state:
             problems += _mismatch(name, state[name], stored[name])
     if not problems:
-        for alias, name in _aliases(state).items():
+        for alias, name in aliases_of(state).items():
             if not torch.equal(_bits(stored[alias]), _bits(stored[name])):
                 problems.append(f"{alias} and {name} are one tensor in the model, but differ in the file")
     if problems:
@@ -124,7 +124,7 @@ def _mismatch(name: str, ours: Tensor, theirs: Tensor) -> Iterator[str]:
         yield f"{name}: dtype {theirs.dtype} in the file, {ours.dtype} in the model"
 
 
-def _aliases(state: dict[str, Tensor]) -> dict[str, str]:
+def aliases_of(state: dict[str, Tensor]) -> dict[str, str]:
     """Return name -> first name, for each tensor that lies just where an earlier one lies."""
     first: dict[object, str] = {}
     aliases: dict[str, str] = {}

@@ -99,11 +99,12 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, value: object) -> _Reduced:
         if not isinstance(value, torch.Tensor):
-            return NotImplemented
+            return NotImplemented  # type: ignore[no-any-return]  # it says: as without this method
         if value.requires_grad and not value.is_leaf:
             raise pickle.PicklingError("a tensor still belongs to a graph: detach() it")
         if not _is_plain(value):
-            return NotImplemented  # torch's own pickling copies the contents into the pickle
+            # Then torch's own pickling copies the contents into the pickle.
+            return NotImplemented  # type: ignore[no-any-return]
         buffer = pickle.PickleBuffer(_span(value).numpy().data)
         self.of_tensors.add(id(buffer))
         form = (value.dtype, tuple(value.size()), value.stride(), value.requires_grad)

@@ -8,7 +8,6 @@ from typing import Final, final
 
 from torch.utils.data import Dataset
 
-from samestep.data.fetch import Fetch
 from samestep.data.global_batch import MicroBatch
 from samestep.data.parcel import Parcel, take_apart
 from samestep.data.slots import Slots

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.reduction import DupFd
 from typing import Final, Protocol, final
 
 _APART: Final = 1 << 40  # bytes from one slot to the next; what is not written takes no memory
@@ -70,6 +69,8 @@ class Slots:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Go along with a worker that is spawned: its start hands on open files, perhaps by other numbers."""
+        from multiprocessing.reduction import DupFd  # not there on Windows
+
         return _in_worker, (DupFd(self._file), self._file_in_rank)
 
 

@@ -3,8 +3,8 @@
 Note [torch's own parts]: DataLoader has no public way to end its workers before the last batch. And when a
 worker is lost, a signal handler of PyTorch's raises RuntimeError wherever the main thread happens to be, in
 the middle of a step too. And its collation makes tensors in /dev/shm where it finds itself in a worker. So
-this file, and no other, uses names that PyTorch keeps to itself. The tests in
-test_loader_workers.py hold each of these uses in place.
+this file, and no other, uses names that PyTorch keeps to itself. The tests in test_loader_workers.py and
+test_loader_slots.py hold each of these uses in place.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from multiprocessing.connection import wait
-from typing import final
+from typing import Any, final
 
 import torch
 from torch._C import _remove_worker_pids, _set_worker_pids
@@ -109,7 +109,7 @@ def collate_in_own_memory(_worker: int) -> None:
     default_collate_fn_map[torch.Tensor] = _stack
 
 
-def _stack(tensors: list[torch.Tensor], **kwargs: object) -> object:
+def _stack(tensors: list[torch.Tensor], **kwargs: Any) -> object:
     if tensors[0].is_nested or tensors[0].layout is not torch.strided:
         return collate_tensor_fn(tensors, **kwargs)  # which refuses them
     return torch.stack(tensors, 0)

@@ -1,8 +1,8 @@
 """The ballot: the one small vector per step by which all ranks come to the same numbers and decisions.
 
 It carries the loss sums and weights of this rank's subtrees, which parameters and buffers were used or
-changed, the norms of the tiles owned here, the first micro-batch whose loss is not finite, and words that
-must be the same on all ranks.
+changed, the norms of the tiles owned here, the first micro-batch whose loss is not finite, words that must
+be the same on all ranks, and marks: whether this rank asks for something, how far its checkpoint is.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Vote:
     tile_norms: Sequence[tuple[int, float]]
     bad_leaf: int | None  # the first micro-batch here whose loss is not finite
     words: Sequence[int] = ()  # what must be alike on all ranks, as many in every vote
+    marks: Sequence[int] = ()  # what each rank tells the others, as many in every vote
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +50,7 @@ class Count:
     tile_norms: list[float]  # in tile order
     bad_leaf: int | None
     words_by_rank: list[list[int]]
+    marks_by_rank: list[list[int]]
 
 
 @final
@@ -75,7 +77,7 @@ class Ballot:
         shape = (max(len(held) for held in nodes), num_terms, NUM_COLUMNS)
         row = self._pack(vote, shape)
         rows = self._transport.ballot(torch.from_numpy(row)).numpy()
-        return self._count(rows, nodes, shape, num_leaves, num_words=len(vote.words))
+        return self._count(rows, nodes, shape, num_leaves, num_told=(len(vote.words), len(vote.marks)))
 
     def _pack(self, vote: Vote, shape: tuple[int, int, int]) -> NDArray[np.int64]:
         sums = np.zeros(shape, dtype=np.float64)
@@ -88,7 +90,7 @@ class Ballot:
         bad_leaf = _NO_LEAF if vote.bad_leaf is None else vote.bad_leaf
         return np.concatenate(
             [
-                np.array([bad_leaf, *vote.words], dtype=np.int64),
+                np.array([bad_leaf, *vote.words, *vote.marks], dtype=np.int64),
                 sums.ravel().view(np.int64),
                 norms.view(np.int64),
                 _to_words(vote.used),
@@ -103,17 +105,17 @@ class Ballot:
         shape: tuple[int, int, int],
         num_leaves: int,
         *,
-        num_words: int,
+        num_told: tuple[int, int],
     ) -> Count:
         widths = [
             1,
-            num_words,
+            *num_told,
             int(np.prod(shape)),
             max(len(tiles) for tiles in self._tiles),
             _num_words(self._num_parameters),
             _num_words(self._num_buffers),
         ]
-        bad, words, sums, norms, used, changed = np.split(rows, np.cumsum(widths)[:-1], axis=1)
+        bad, words, marks, sums, norms, used, changed = np.split(rows, np.cumsum(widths)[:-1], axis=1)
         folding: Fold[Sums] = Fold(num_leaves)
         for held, packed in zip(nodes, sums, strict=True):
             values = np.ascontiguousarray(packed).view(np.float64).reshape(shape)
@@ -132,6 +134,7 @@ class Ballot:
             tile_norms=tile_norms,
             bad_leaf=min(bad_leaves, default=None),
             words_by_rank=words.tolist(),
+            marks_by_rank=marks.tolist(),
         )
 
 

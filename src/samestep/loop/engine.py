@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import final
+from dataclasses import asdict, dataclass
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from samestep.data.global_batch import GlobalBatch
 from samestep.errors import NonFinite
 from samestep.events import Event, Notice, StepReport, TermReport
 from samestep.loop.alike import Alike
+from samestep.loop.averaging import Averaging
 from samestep.loop.ballot import Ballot, Count, Vote
 from samestep.loop.leaf import LeafLoss, LossSums
 from samestep.loop.parts import Parts
@@ -24,7 +25,7 @@ from samestep.loop.progress import Progress
 from samestep.loop.state_digest import changed_buffers, require_same_changes, state_digest, word_of
 from samestep.numerics.seeds import seed_micro_batch
 from samestep.optim.rates import Rates, learning_rate
-from samestep.precision.loss_scale import Verdict, first_scale, next_scale, rule_named
+from samestep.precision.loss_scale import LossScale, Verdict, first_scale, next_scale, rule_named
 from samestep.precision.policy import Precision
 from samestep.precision.settle import Settlement, TileNorms, divide, settle, total_norm
 
@@ -52,8 +53,10 @@ class Engine:
         rules: StepRules,
         *,
         rates: Rates,
+        average: Averaging | None = None,
         notify: Callable[[Event], None],
     ) -> None:
+        self.average = average
         self._parts = parts
         self._transport = transport
         self._rules = rules
@@ -67,8 +70,14 @@ class Engine:
         self._overflows = 0
         self._alike = Alike(parts.model, parts.optimizer)
         self._clock = time.perf_counter()
+        self.bad_ids: tuple[int, ...] = ()  # samples of the first micro-batch whose loss was not finite
         self.progress = Progress(transport.rank)
         self.update = 0
+
+    @property
+    def parts(self) -> Parts:
+        """What the step works on."""
+        return self._parts
 
     @property
     def model(self) -> nn.Module:
@@ -149,8 +158,11 @@ class Engine:
             self._alike.leave(index, self._moved())
         self._restore()
 
-    def finish(self) -> StepReport:
-        """Collective. Reduce, settle, update: the step of the batch that was begun."""
+    def finish(self, marks: Sequence[int] = ()) -> tuple[StepReport, list[list[int]]]:
+        """Collective. Reduce, settle, update: the step of the batch that was begun.
+
+        Returns the report, and the marks of all ranks, by rank.
+        """
         self.progress.require_complete()
         batch, sums = self.progress.require_batch()
         runs = self.progress.runs
@@ -166,6 +178,7 @@ class Engine:
             tile_norms=self._norms.measured(),
             bad_leaf=sums.bad_leaf,
             words=[*self._alike.words(), word_of(changes)],
+            marks=marks,
         )
         count = self._ballot.cast(vote, runs, batch.num_micro_batches, sums.num_terms)
         self._alike.require([words[:-1] for words in count.words_by_rank], batch.step)
@@ -174,6 +187,8 @@ class Engine:
         sums.require_counted(count.sums, batch.step)
         self._parts.buffers.settle(count.changed_by_rank)
         self._parts.statistics.replay(runs)
+        bad = None if count.bad_leaf is None else batch.micro(count.bad_leaf)
+        self.bad_ids = tuple(bad.ids.tolist()) if bad else ()
         settlement = settle(
             weight=sums.divisor(count.sums),
             summed_norm=total_norm(count.tile_norms),
@@ -188,10 +203,26 @@ class Engine:
             self._parts.apply(quotient, count.used)
             self._rates.advance()
             self.update += 1
+            if self.average is not None:
+                self.average.follow(self.update)
         self._alike.end()
         scale = self._scale.scale if self._scale else None
         self._rescale(settlement, weight=sums.divisor(count.sums))
-        return self._report(batch, sums, count, settlement, learning_rate=rate, loss_scale=scale)
+        report = self._report(batch, sums, count, settlement, learning_rate=rate, loss_scale=scale)
+        return report, count.marks_by_rank
+
+    def state(self) -> dict[str, Any]:
+        """Return what a later run needs besides tensors to go on from here, as JSON."""
+        scale = asdict(self._scale) if self._scale else None
+        return {"update": self.update, "overflows": self._overflows, "scale": scale}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned; before the first step."""
+        self.update = state["update"]
+        self._overflows = state["overflows"]
+        if state["scale"] is not None and self._scale is not None:
+            self._scale = LossScale(**state["scale"])
+        self._rates.resume(self.update)
 
     def _report(
         self,
@@ -268,8 +299,8 @@ class Engine:
         if count.bad_leaf is None:
             cause = "The loss itself is finite in every micro-batch: look for a 0/0, log 0 or sqrt 0."
         else:
-            ids = batch.micro(count.bad_leaf).ids.tolist()
-            cause = f"The loss of micro-batch {count.bad_leaf} (samples {_brief(ids)}) is not finite."
+            ids = _brief(self.bad_ids)
+            cause = f"The loss of micro-batch {count.bad_leaf} (samples {ids}) is not finite."
         return (
             f"step {batch.step}: {where} holds an infinity or a NaN. {cause} The step was not applied. "
             "Correct the data or the loss, or skip such steps with Precision(nonfinite='skip')."

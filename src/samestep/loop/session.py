@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, final
 
@@ -11,24 +12,30 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from samestep.checkpoint.policy import Checkpointing
 from samestep.comm.connect import connect
 from samestep.comm.transport import Transport
 from samestep.config import Batching
-from samestep.config.arguments import require_callables, require_count, require_positive
+from samestep.config.arguments import require_callables
 from samestep.data.loader import Loader
 from samestep.errors import ConfigError
 from samestep.events import Event, Notice, RunStarted, StepReport
 from samestep.loop.agreed import agreed_fingerprint
+from samestep.loop.averaging import Averaging
 from samestep.loop.batches import BatchStream, LoadedBatch, Weights
 from samestep.loop.engine import Engine, StepRules
 from samestep.loop.evaluate import Evaluation, evaluate
 from samestep.loop.facts import ONE_KIND, key_of_run, run_facts
 from samestep.loop.parts import build_parts
+from samestep.loop.persistence import Persistence
+from samestep.loop.requests import Requests
+from samestep.loop.run_settings import RunSettings
 from samestep.loop.terms import LossFunction, Terms
 from samestep.loop.trainables import OptimizerLike, make_optimizer
 from samestep.loop.walk import Walk, start_walk
 from samestep.numerics.exact import Pinned, pin
 from samestep.numerics.fingerprint import model_fingerprint
+from samestep.optim.ema import EMA, resolve_ema
 from samestep.optim.rates import ScheduleLike, make_rates
 from samestep.precision.policy import Precision, resolve_precision
 from samestep.sync.agreement import require_equal
@@ -47,6 +54,11 @@ class Session:
     Every rank runs the same loop. `threads` are CPU threads per rank and part of the numbers. `transport`
     replaces the one that is found from the launcher's variables, and stays open; `timeout_s` bounds every
     wait for another rank. Listeners get each event, on every rank.
+
+    With `checkpoint` the state is stored between two steps, and the loop goes on from the newest whole
+    checkpoint of its folder ("auto"), from none ("never") or from a path: `batches` passes over the steps
+    that were taken. A SIGTERM, SIGUSR1 or Ctrl-C then stores the state and ends all ranks after the same
+    step with exit code 3.
     """
 
     def __init__(
@@ -57,6 +69,9 @@ class Session:
         strategy: str = "replicate",
         reduction: Literal["ordered", "fast"] = "ordered",
         clip_norm: float | None = None,
+        ema: float | EMA | None = None,
+        checkpoint: Checkpointing | None = None,
+        resume: str | Path = "auto",
         digest_every: int = 10,
         threads: int = 1,
         transport: Transport | None = None,
@@ -64,31 +79,28 @@ class Session:
         timeout_s: float = 300.0,
         listeners: Sequence[Listener] = (),
     ) -> None:
-        if clip_norm is not None:
-            require_positive("clip_norm", clip_norm, otherwise=", or None for no clipping")
-        require_count("digest_every", digest_every, least=0)
-        require_count("seed", seed, least=0)
-        require_count("threads", threads, least=1)
-        require_positive("timeout_s", timeout_s)
         require_callables("listeners", listeners, use="each is given every event")
-        if device is not None and not isinstance(device, torch.device):
-            raise ConfigError(f"device is {device!r}. Give torch.device({str(device)!r}).")
-        self._seed = seed
-        self._precision = resolve_precision(precision)
-        self._rules = StepRules(
-            seed=seed, clip_norm=clip_norm, digest_every=digest_every, precision=self._precision
+        self._settings = RunSettings(
+            seed=seed,
+            precision=resolve_precision(precision),
+            strategy=strategy,
+            reduction=reduction,
+            clip_norm=clip_norm,
+            ema=resolve_ema(ema),
+            checkpoint=checkpoint,
+            resume=resume,
+            digest_every=digest_every,
+            threads=threads,
+            transport=transport,
+            device=device,
+            timeout_s=timeout_s,
         )
-        self._strategy = strategy
-        self._reduction = reduction
-        self._threads = threads
-        self._given_transport = transport
-        self._given_device = device
-        self._timeout_s = timeout_s
         self._listeners = listeners
         self._resources = ExitStack()
         self._transport: Transport | None = None
         self._engine: Engine | None = None
         self._terms: Terms | None = None
+        self._persistence: Persistence | None = None
         self._place = Place(reason="a transport was given")
         self._environment = Environment({})
         self._pinned = Pinned(threads=threads, device=torch.device("cpu"))
@@ -97,24 +109,28 @@ class Session:
         self.device = torch.device("cpu")
 
     def __enter__(self) -> Self:
-        """Collective. Meet the other ranks, and pin what the bits depend on."""
+        """Collective. Meet the other ranks, pin what the bits depend on, and find where to go on."""
         with ExitStack() as resources:
+            settings = self._settings
             environment = self._environment = Environment.current()
             place = environment.place()
-            if self._given_transport is None:
+            if settings.transport is None:
                 self._place = place
-            self.device = self._given_device or device_of(place)
+            self.device = settings.device or device_of(place)
             workspace = environment.cublas_workspace
             self._pinned = resources.enter_context(
-                pin(threads=self._threads, device=self.device, cublas_workspace=workspace)
+                pin(threads=settings.threads, device=self.device, cublas_workspace=workspace)
             )
-            if self._given_transport is None:
+            if settings.transport is None:
                 settle_interface(place)
-                self._transport = connect(place, device=self.device, timeout_s=self._timeout_s)
+                self._transport = connect(place, device=self.device, timeout_s=settings.timeout_s)
                 resources.callback(self._transport.close)
             else:
-                self._transport = self._given_transport
+                self._transport = settings.transport
             resources.push(self._part)
+            self._persistence = resources.enter_context(
+                Persistence(settings, self._transport, device=self.device, notify=self._emit)
+            )
             self._resources = resources.pop_all()
         return self
 
@@ -154,6 +170,33 @@ class Session:
             raise ConfigError(_NO_MODEL)
         return self._terms
 
+    @property
+    def persistence(self) -> Persistence:
+        """Checkpoints of the run, where it goes on, and what is asked of it."""
+        if self._persistence is None:
+            raise ConfigError("the session is not open.")
+        return self._persistence
+
+    @property
+    def step_number(self) -> int:
+        """How many steps the run has taken, those before a resume included."""
+        return self._walk.next_step if self._walk else self.persistence.first_step
+
+    @property
+    def update(self) -> int:
+        """How many updates were applied."""
+        return self._ready().update
+
+    @property
+    def bad_ids(self) -> tuple[int, ...]:
+        """The samples of the first micro-batch of the last step whose loss was not finite."""
+        return self._ready().bad_ids
+
+    @property
+    def average(self) -> Averaging | None:
+        """The averaged weights, where the session keeps them."""
+        return self._ready().average
+
     def setup(
         self,
         model: nn.Module,
@@ -164,28 +207,38 @@ class Session:
 
         The model is the same object. Ranks that built it with different values get those of rank 0;
         different shapes or settings raise Disagreement. `schedule` maps an update to a multiple of the base
-        rate, or an optimizer to a torch scheduler.
+        rate, or an optimizer to a torch scheduler. Where the run goes on from a checkpoint, its state is
+        put in.
         """
         if self._engine is not None:
             raise ConfigError("setup was called twice; a session trains one model.")
         _require_module(model)
+        settings, transport = self._settings, self._joined()
         model = model.to(self.device)
         made = make_optimizer(optimizer, model)
         rates = make_rates(made, schedule)  # first, since it may fail, and must leave nothing behind
         parts = build_parts(
             model,
             made,
-            self._joined(),
+            transport,
             device=self.device,
-            precision=self._precision,
-            strategy=self._strategy,
-            reduction=self._reduction,
+            precision=settings.precision,
+            strategy=settings.strategy,
+            reduction=settings.reduction,
             notify=self._emit,
         )
         self._resources.callback(parts.close)
-        engine = Engine(parts, self._joined(), self._rules, rates=rates, notify=self._emit)
-        self._resources.push(self._drop)
-        self._engine, self._terms = engine, Terms(engine, self._joined(), device=self.device)
+        average = None if settings.ema is None else Averaging(settings.ema, parts, transport)
+        rules = StepRules(
+            seed=settings.seed,
+            clip_norm=settings.clip_norm,
+            digest_every=settings.digest_every,
+            precision=settings.precision,
+        )
+        engine = Engine(parts, transport, rules, rates=rates, average=average, notify=self._emit)
+        self._resources.push(self._leave_engine)
+        self._engine, self._terms = engine, Terms(engine, transport, device=self.device)
+        self.persistence.take_up(engine)
         return model, made
 
     def batches(
@@ -202,36 +255,24 @@ class Session:
         """Collective. Yield the global batches of the run; call `step` once for each.
 
         A later call with the same data set and batching goes on in the order: with epochs=1 in a loop over
-        epochs, each has a new one.
+        epochs, each has a new one. Checkpoints are written, and requests to stop followed, when the next
+        batch is asked for: what the loop's body does after a step belongs to that step.
 
         `weights` is needed for a loss of several terms: it maps a micro-batch's data to the weight of each
-        term by name. Raises ConfigError for settings that give no batch.
+        term by name. Raises ConfigError for settings that give no batch, SystemExit with code 3 after a
+        signal.
         """
         engine, terms = self._ready(), self.terms
         engine.drop()  # a loop before this one may have been left within a step
         terms.come_from_data = weights is not None
-        walk = start_walk(self._walk, dataset, batching, seed=self._seed, steps=steps, epochs=epochs)
+        walk = start_walk(self._walk, dataset, batching, seed=self._settings.seed, steps=steps, epochs=epochs)
+        walk = self.persistence.next_walk(walk)
         self._walk = walk
-        facts = {
-            "the number of samples": walk.batches.num_samples,
-            "batching": walk.batches.batching,
-            "the seed": self._seed,
-            "the number of steps": len(walk.batches),
-            "precision": self._precision,
-            "clip_norm": self._rules.clip_norm,
-            "digest_every": self._rules.digest_every,
-            "the strategy": f"{self._strategy}, {self._reduction}",
-            "the number of CPU threads per rank": self._threads,
-            "whether weights of loss terms are given": weights is not None,
-        }
-        key = self._key(walk)
-        require_equal(self._joined(), facts, device=self.device)
-        kernels = {f"the numerics key's {name}": value for name, value in key.items()}
-        require_equal(self._joined(), kernels, device=self.device, remedy=ONE_KIND)
-        self._announce(walk, batching, key)
+        self._require_alike(walk, has_weights=weights is not None)
+        self._announce(walk, batching)
         loader = Loader(
             dataset,
-            seed=self._seed,
+            seed=self._settings.seed,
             collate_fn=collate_fn,
             workers=loader_workers,
             pin_memory=self.device.type == "cuda",
@@ -240,11 +281,12 @@ class Session:
         # An error in the loop's body leaves this generator to the garbage collector, which may come late.
         self._resources.callback(stream.close)  # type: ignore[attr-defined]
         with closing(stream):  # type: ignore[type-var]
-            for batch in stream:
+            while self.persistence.goes_on(walk) and (batch := next(stream, None)) is not None:
                 divisors = terms.weigh(batch, weights) if weights else {}
                 engine.begin(batch.plan, batch.runs, divisors)
                 yield batch
                 engine.drop()  # where it was not stepped; every rank comes by here
+                self.persistence.between_steps(walk)
 
     def step(self, batch: LoadedBatch, loss: LossFunction | None = None) -> StepReport:
         """Collective. Reduce the gradients of the global batch, and update the parameters.
@@ -262,21 +304,40 @@ class Session:
             names = terms.agree([] if len(batch) else None)
             if names and loss is not None:
                 terms.count(batch, loss)
-        report = engine.finish()
+        report, marks = engine.finish(self.persistence.marks())
         self._emit(report)
+        self.persistence.hear(marks)
         return report
 
     def evaluate(self, evaluation: Evaluation) -> dict[str, float]:
         """Collective. Measure the model on each sample of a data set once; the same bits on all ranks."""
-        self._ready().progress.require_quiet("session.evaluate")
-        return evaluate(
+        engine = self._ready()
+        engine.progress.require_quiet("session.evaluate")
+        metrics = evaluate(
             evaluation,
             self.model,
             self._joined(),
-            seed=self._seed,
-            precision=self._precision,
+            seed=self._settings.seed,
+            precision=self._settings.precision,
             device=self.device,
+            averaging=engine.average,
         )
+        self.persistence.metrics = metrics
+        return metrics
+
+    def ask(self, requests: Requests) -> None:
+        """Ask for something on behalf of this rank; all ranks follow after the next step."""
+        self.persistence.ask(requests)
+
+    def stop(self, reason: str = "the loop asked for it") -> None:
+        """End the run early: all ranks take one more step, and `batches` ends. Any rank may ask."""
+        self.ask(Requests(stop=reason))
+
+    def conclude(self) -> None:
+        """Collective. Store the last state, and wait until it is whole; leaving the session does it too."""
+        engine = self._ready()
+        engine.drop()
+        self.persistence.conclude(self._walk)
 
     def agreed_fingerprint(self) -> str:
         """Collective. Return the fingerprint; raise Disagreement where a rank's copy of the model differs."""
@@ -292,25 +353,36 @@ class Session:
             pinned=self._pinned,
             environment=self._environment,
             batches=walk.batches,
-            precision=self._precision,
-            reduction=self._reduction,
+            precision=self._settings.precision,
+            reduction=self._settings.reduction,
         )
 
-    def _announce(self, walk: Walk, batching: Batching, key: dict[str, str | int]) -> None:
+    def _require_alike(self, walk: Walk, *, has_weights: bool) -> None:
+        facts = self._settings.shared_facts(walk.batches, len(walk.batches))
+        facts["whether weights of loss terms are given"] = has_weights
+        require_equal(self._joined(), facts, device=self.device)
+        key = self._key(walk)
+        kernels = {f"the numerics key's {name}": value for name, value in key.items()}
+        require_equal(self._joined(), kernels, device=self.device, remedy=ONE_KIND)
+        self.persistence.use_key(key)
+
+    def _announce(self, walk: Walk, batching: Batching) -> None:
         if not self._announced:
             self._announced = True
+            settings = self._settings
             facts = run_facts(
                 place=self._place,
                 pinned=self._pinned,
                 batches=walk.batches,
-                precision=self._precision,
-                seed=self._seed,
-                strategy=self._strategy,
-                reduction=self._reduction,
-                key=key,
+                precision=settings.precision,
+                seed=settings.seed,
+                strategy=settings.strategy,
+                reduction=settings.reduction,
+                key=self._key(walk),
             )
             self._emit(RunStarted(world_size=self.world_size, steps=len(walk.batches), facts=facts))
-        if batching.micro_batch is None:
+            self.persistence.announce()
+        if batching.micro_batch is None and not walk.is_past:
             chosen = walk.batches.micro_batch
             self._emit(Notice(level="info", message=f"micro_batch: {chosen}, an eighth of the global batch."))
 
@@ -321,18 +393,21 @@ class Session:
         traceback: TracebackType | None,  # noqa: ARG002
     ) -> None:
         """Wait for the others where all went well: nobody may hang up while another still reads."""
-        if error is None:
+        if error is None or isinstance(error, SystemExit):
             self._joined().ballot(torch.zeros(1, dtype=torch.int64))
 
-    def _drop(
+    def _leave_engine(
         self,
         kind: type[BaseException] | None,  # noqa: ARG002
         error: BaseException | None,
         traceback: TracebackType | None,  # noqa: ARG002
     ) -> None:
-        """Let go of a batch that was begun and not stepped; after an error nobody waits for that."""
+        """Let go of a batch that was begun and not stepped, and store the last state.
+
+        After an error nobody waits for that.
+        """
         if error is None:
-            self._ready().drop()
+            self.conclude()
 
     def _emit(self, event: Event) -> None:
         for listener in self._listeners:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -22,16 +22,32 @@ class Walk:
     first: int
     offset: int
     ended: int  # the plan's step after the last one that was yielded
+    is_past: bool = False  # walked by the run that this one goes on from
 
     def __iter__(self) -> Iterator[GlobalBatch]:
         """Yield the global batches under the session's step numbers."""
-        for batch in self.batches.starting_at(self.first):
+        for batch in () if self.is_past else self.batches.starting_at(self.first):
             yield replace(batch, step=batch.step + self.offset)
 
     @property
     def next_step(self) -> int:
         """The session's number of the step after the last one that was yielded."""
         return self.ended + self.offset
+
+    def state(self) -> dict[str, int | str]:
+        """Return where it stands, and what decides on the order of the samples, as JSON."""
+        return {
+            "ended": self.ended,
+            "offset": self.offset,
+            "the number of samples": self.batches.num_samples,
+            "batching": self.batches.batching.model_dump_json(),
+            "the seed": self.batches.seed,
+        }
+
+    def resumed(self, state: Mapping[str, Any], *, is_past: bool) -> Walk:
+        """Return the same walk where a stored one stood; one that is past yields nothing more."""
+        ended = int(state["ended"])
+        return replace(self, first=ended, ended=ended, offset=int(state["offset"]), is_past=is_past)
 
 
 def start_walk(

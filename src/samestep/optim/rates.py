@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from numbers import Real
 from typing import Any, Protocol, final
@@ -25,6 +26,9 @@ class Rates(Protocol):
     def advance(self) -> None:
         """Take note that the update was applied."""
 
+    def resume(self, update: int) -> None:
+        """Come to where a run stands after so many updates; called before the first one, once."""
+
 
 @final
 class _Fixed:
@@ -32,6 +36,9 @@ class _Fixed:
         """Leave the rates as they are."""
 
     def advance(self) -> None:
+        """Leave the rates as they are."""
+
+    def resume(self, update: int) -> None:
         """Leave the rates as they are."""
 
 
@@ -57,6 +64,9 @@ class _Multiplied:
     def advance(self) -> None:
         """Need nothing: the rate is a function of the update."""
 
+    def resume(self, update: int) -> None:
+        """Need nothing: the rate is a function of the update."""
+
 
 @final
 class _Stepped:
@@ -68,6 +78,16 @@ class _Stepped:
 
     def advance(self) -> None:
         self._scheduler.step()
+
+    def resume(self, update: int) -> None:
+        """Step as often as the run did: what a scheduler keeps is its own affair, and need not be stored."""
+        with warnings.catch_warnings():
+            # It misses the optimizer's own steps, which were taken by the run that was stopped.
+            warnings.filterwarnings(
+                "ignore", message="Detected call of `lr_scheduler.step", category=UserWarning
+            )
+            for _ in range(update):
+                self._scheduler.step()
 
 
 def make_rates(optimizer: Optimizer, schedule: ScheduleLike | None) -> Rates:

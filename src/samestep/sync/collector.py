@@ -8,6 +8,10 @@ Note [gradients in parts]: reentrant checkpointing runs backward passes inside t
 parameter used in two of them gets its gradient in two parts. A part must not be added to a sum before its
 leaf is complete, else the tree changes. So the first leaf is watched: only if no pass was nested and each
 parameter's gradient came at once are gradients taken, and buckets sent, while backward goes on.
+
+Note [squares of leaves]: a leaf's gradient lives only until it is added to a sum, so its squared norm is
+taken right before: of each parameter by one call over the whole gradient in float64, then in the order of
+the parameters. Nothing of that depends on who computes the leaf.
 """
 
 from __future__ import annotations
@@ -50,6 +54,9 @@ class Collector:
         self._fires = bytearray(0)
         self._missing: list[int] = []
         self._completed: set[int] = set()
+        self._measures = False
+        self._norms: dict[int, Tensor] = {}  # by leaf: of each parameter's gradient, float64
+        self._norms_of_leaf: Tensor | None = None
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._arrived, index))  # type: ignore[no-untyped-call]
             for index, parameter in enumerate(parameters)
@@ -60,6 +67,7 @@ class Collector:
         self._plan = plan
         self._ready = ready
         self.used = bytearray(len(self._layout.slots))
+        self._norms = {}
         while len(self.buffers) < plan.num_buffers:
             self.buffers.append(GradientBuffer(self._layout))
         self._clear()
@@ -67,6 +75,17 @@ class Collector:
     def end(self) -> None:
         """End the step: gradients that are made from now on are the user's own."""
         self._plan = None
+
+    def measure_leaves(self) -> None:
+        """Take the squared norm of each leaf's gradient from the next step on."""
+        self._measures = True
+
+    def squares(self) -> dict[int, float]:
+        """Return the squared norm of the gradient of each leaf of this rank's last step, as it was summed.
+
+        See Note [squares of leaves].
+        """
+        return {leaf: _sum_of_squares(norms.tolist()) for leaf, norms in self._norms.items()}
 
     @contextmanager
     def leaf(self, index: int) -> Iterator[None]:
@@ -86,11 +105,16 @@ class Collector:
         self._missing = [len(bucket.slots) for bucket in self._layout.buckets]
         self._completed = set()
         self._passes = set()
+        if self._measures:
+            num_slots, device = len(self._layout.slots), self._layout.device
+            self._norms_of_leaf = torch.zeros(num_slots, dtype=torch.float64, device=device)
         try:
             yield
             self._finish(self._leaf)
+            if self._norms_of_leaf is not None:
+                self._norms[index] = self._norms_of_leaf
         finally:
-            self._leaf = None
+            self._leaf = self._norms_of_leaf = None
             self._clear()
 
     def close(self) -> None:
@@ -136,6 +160,9 @@ class Collector:
         view = self.buffers[leaf.target].views[index]
         # First, where sums are narrower than gradients: rounding after an addition may make a -0.0.
         rounded = gradient.to(view.dtype)
+        if self._norms_of_leaf is not None:  # Note [squares of leaves]
+            real = torch.view_as_real(rounded) if rounded.is_complex() else rounded
+            self._norms_of_leaf[index] = torch.linalg.vector_norm(real.detach(), dtype=torch.float64)
         if leaf.fresh:
             torch.add(rounded, 0.0, out=view)  # Note [no negative zero]
         else:
@@ -172,6 +199,13 @@ class Collector:
     def _clear(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
+
+
+def _sum_of_squares(values: Sequence[float]) -> float:
+    total = 0.0
+    for value in values:
+        total += value * value
+    return total
 
 
 def _made_outside(name: str) -> str:

@@ -88,7 +88,10 @@ def retarget(optimizer: Optimizer, store: ParameterStore, pieces: Sequence[Piece
             for piece in cut:
                 targets.append(piece.target)
                 if state:
-                    optimizer.state[piece.target] = {k: _cut_state(v, piece) for k, v in state.items()}
+                    optimizer.state[piece.target] = {
+                        key: _cut_value(value, piece) if isinstance(value, Tensor) else value
+                        for key, value in state.items()
+                    }
         group["params"] = targets
     return held
 
@@ -113,9 +116,8 @@ def give_back(optimizer: Optimizer, store: ParameterStore, pieces: Sequence[Piec
         group["params"] = parameters
 
 
-def _cut_state(value: object, piece: Piece) -> object:
-    if not isinstance(value, Tensor):
-        return value
+def _cut_value(value: Tensor, piece: Piece) -> Tensor:
+    """Return the part of a tensor of a parameter's shape that belongs to a piece; others are copied whole."""
     shape = piece.slot.shape
     if tuple(value.shape) != shape or not shape or piece.is_whole:
         return value.clone()

@@ -6,20 +6,24 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
-from io import FileIO
 from pathlib import Path
+from types import TracebackType
 from typing import Final, Self, final
 
 from samestep.errors import ConfigError
-from samestep.events import Event, RunStarted, StepReport
+from samestep.events import Event, Phases, RunStarted, StepReport
 from samestep.track.ledger import LedgerWriter
+from samestep.track.lines import LineWriter
 
 LEDGER: Final = "ledger.jsonl"
 EVENTS: Final = "events.jsonl"
 RECIPE: Final = "recipe.yaml"
 RUN: Final = "run.json"
 STATE: Final = "state.safetensors"
+CHECKPOINTS: Final = "checkpoints"
+FAILED: Final = "RunFailed"  # the kind of line that an error leaves in the events
 
 
 def refuse_used(folder: Path) -> None:
@@ -57,7 +61,7 @@ class RunFolder:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._ledger = LedgerWriter(folder / LEDGER)
-            self._events = FileIO(folder / EVENTS, "a")
+            self._events = LineWriter(folder / EVENTS)
         except OSError as error:
             raise ConfigError(
                 f"folder is {folder}, which cannot be written: {error}. Name one where you may write."
@@ -68,11 +72,15 @@ class RunFolder:
         if isinstance(event, StepReport):
             self._ledger(event)
             return
+        if isinstance(event, Phases):
+            return  # each rank keeps its own, in its own file
         if isinstance(event, RunStarted):
             self._write_facts(event)
+        self._keep(type(event).__name__, asdict(event))
+
+    def _keep(self, kind: str, values: Mapping[str, object]) -> None:
         # The kind comes first and the time last: whoever reads the file finds both without parsing.
-        values = {"event": type(event).__name__, **asdict(event), "time": round(time.time(), 3)}
-        self._events.write(f"{json.dumps(values, ensure_ascii=False, default=str)}\n".encode())
+        self._events.write({"event": kind, **values, "time": round(time.time(), 3)})
 
     def _write_facts(self, event: RunStarted) -> None:
         facts: Mapping[str, object] = {"world_size": event.world_size, "steps": event.steps, **event.facts}
@@ -87,5 +95,11 @@ class RunFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close; an error that ends the run is written down, so that the folder says how it went."""
+        if kind is not None and not self._events.closed:
+            with suppress(OSError):  # a full disk: the error that is on its way out is the one to tell
+                self._keep(FAILED, {"problem": f"{kind.__name__}: {error}"})
         self.close()

@@ -6,9 +6,11 @@ wall time of a step is left out: all else is the same on every rank and in every
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from io import FileIO
@@ -17,6 +19,7 @@ from typing import Any, Final, Self, final
 
 from samestep.errors import ConfigError
 from samestep.events import Event, StepReport, TermReport
+from samestep.track.lines import cut_torn_line
 
 FIELDS: Final = tuple(field.name for field in fields(StepReport) if field.name != "seconds")
 COMPARED: Final = tuple(name for name in FIELDS if name not in ("world_size", "generation"))
@@ -55,7 +58,7 @@ class LedgerWriter:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _cut_torn_line(path)
+        cut_torn_line(path)
         self._file = FileIO(path, "a")
 
     def __call__(self, event: Event) -> None:
@@ -74,6 +77,34 @@ class LedgerWriter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@final
+class LedgerDigest:
+    """One SHA-256 over what must be equal in two runs.
+
+    Rule: the compared fields of a step, in the order of COMPARED, become one JSON object with the separators
+    ", " and ": " (a field that the line lacks is null); the digest is SHA-256 over the 32-byte SHA-256 of
+    these texts in UTF-8, in the order of the lines. A line whose step is not above the one before replaces
+    that step and all behind it: the run went on from there.
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[int] = []
+        self._parts = bytearray()
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Add a line, as it was read from the file."""
+        step = int(line.get("step", -1))
+        keep = bisect_left(self._steps, step)
+        del self._steps[keep:], self._parts[keep * 32 :]
+        text = json.dumps({name: line.get(name) for name in COMPARED}, ensure_ascii=False)
+        self._steps.append(step)
+        self._parts += hashlib.sha256(text.encode()).digest()
+
+    def hexdigest(self) -> str:
+        """Return 64 hex digits over the lines so far."""
+        return hashlib.sha256(self._parts).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,11 +173,15 @@ def _loaded(name: str, value: object) -> object:
     return float(value) if name in FLOATS and isinstance(value, int | str) else value
 
 
-def _cut_torn_line(path: Path) -> None:
+def keep_steps(path: Path, count: int) -> list[StepReport]:
+    """Cut a ledger back to the steps before `count`, where a run goes on, and return them.
+
+    The file is replaced by one rename. A ledger that is not there has none.
+    """
     if not path.exists():
-        return
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        with path.open("r+b") as file:
-            file.truncate(whole)
+        return []
+    steps = [report for report in read_ledger(path).steps if report.step < count]
+    shorter = path.with_name(f".{path.name}.part")
+    shorter.write_text("".join(f"{ledger_line(report)}\n" for report in steps), encoding="utf-8")
+    shorter.replace(path)
+    return steps

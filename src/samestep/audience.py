@@ -1,0 +1,111 @@
+"""Who hears of a run: callbacks on all ranks, listeners and the run folder on the first."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import final
+
+from samestep.callbacks.dispatch import CallbackLike, Callbacks, require_callback_list
+from samestep.events import Event, Notice, StepReport
+from samestep.loop.batches import LoadedBatch
+from samestep.loop.noise import StepDetails
+from samestep.loop.session import Listener, Session
+from samestep.track.folder import LEDGER, RunFolder, refuse_used
+from samestep.track.ledger import keep_steps
+from samestep.track.ranks import RankFile
+
+
+@final
+class Audience:
+    """Passes every event on, in order: to the callbacks first, then to who only writes it down."""
+
+    def __init__(
+        self,
+        callbacks: Sequence[CallbackLike],
+        listeners: Sequence[Listener],
+        folder: Path | None,
+        *,
+        timeout_s: float,
+    ) -> None:
+        require_callback_list(callbacks)
+        self.folder = folder
+        self.history: list[StepReport] = []
+        self._given = callbacks
+        self._given_listeners = listeners
+        self._timeout_s = timeout_s
+        self._callbacks: Callbacks | None = None
+        self._listeners: list[Listener] = []
+        self._early: list[Event] = []  # what happened before anybody could hear it
+        self._ids: Sequence[int] = ()
+        self._session: Session | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Pass an event on."""
+        if self._callbacks is None:
+            self._early.append(event)
+            return
+        if isinstance(event, StepReport):
+            self.history.append(event)
+        self._callbacks.dispatch(event, self._details() if isinstance(event, StepReport) else None)
+        for listener in self._listeners:
+            listener(event)
+
+    @contextmanager
+    def attending(self, session: Session) -> Iterator[Callbacks]:
+        """Open the run folder, and pass on from here what happens; the session is open, without a model."""
+        with ExitStack() as opened:
+            if self.folder is not None:
+                self._open(self.folder, session, opened)
+            if session.first:
+                self._listeners += self._given_listeners
+                if not self._given_listeners:
+                    self._listeners.append(_warn)  # else nobody would hear of it
+            self._callbacks = Callbacks(
+                self._given,
+                rank=session.rank,
+                world_size=session.world_size,
+                timeout_s=self._timeout_s,
+                notify=self,
+            )
+            self._session, session.persistence.callbacks = session, self._callbacks
+            for event in self._early:
+                self(event)
+            yield self._callbacks
+
+    def expect(self, batch: LoadedBatch) -> None:
+        """Take note of the batch whose step comes next."""
+        self._ids = batch.plan.ids.tolist()
+
+    def take_requests(self) -> None:
+        """Hand on what the callbacks of this rank ask for."""
+        if self._session is not None and self._callbacks is not None and self._callbacks.asks:
+            self._session.ask(self._callbacks.take())
+
+    def _details(self) -> StepDetails:
+        bad_ids = self._session.bad_ids if self._session else ()
+        return StepDetails(ids=tuple(self._ids), bad_ids=bad_ids)
+
+    def _open(self, folder: Path, session: Session, opened: ExitStack) -> None:
+        persistence = session.persistence
+        if session.first:
+            if persistence.keeps and persistence.may_go_on:
+                self._keep_ledger(folder, persistence.first_step)
+            else:
+                refuse_used(folder)
+            self._listeners.append(opened.enter_context(RunFolder(folder)))
+        self._listeners.append(opened.enter_context(RankFile(folder, session.rank)))
+
+    def _keep_ledger(self, folder: Path, first_step: int) -> None:
+        ledger = folder / LEDGER
+        if ledger.exists() and not first_step:
+            message = f"{folder} holds a run that left no checkpoint: it starts anew."
+            self._early.append(Notice(level="warning", message=message))
+        self.history += keep_steps(ledger, first_step)
+
+
+def _warn(event: Event) -> None:
+    if isinstance(event, Notice) and event.level == "warning":
+        sys.stderr.write(f"samestep: {event.message}\n")

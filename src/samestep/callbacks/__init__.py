@@ -1,0 +1,1 @@
+"""What may look on while a run goes on, and ask for things: never change them."""

@@ -1,0 +1,97 @@
+"""Files of JSON lines: written so that a dying process tears at most the last one, read in spite of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from io import FileIO
+from pathlib import Path
+from typing import Any, Final, final
+
+BLOCK: Final = 1 << 20  # bytes read at once
+
+
+@final
+class LineWriter:
+    """Append objects, each as one line and one write; a torn rest of a killed writer is cut off first."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        cut_torn_line(path)
+        self._file = FileIO(path, "a")
+
+    @property
+    def closed(self) -> bool:
+        """Whether the file is closed."""
+        return self._file.closed
+
+    def write(self, values: Mapping[str, object]) -> None:
+        """Write one line."""
+        self._file.write(f"{json.dumps(values, ensure_ascii=False, default=str)}\n".encode())
+
+    def close(self) -> None:
+        """Close the file; further calls do nothing."""
+        self._file.close()
+
+
+def cut_torn_line(path: Path) -> None:
+    """Cut off what stands behind the last whole line."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        end = size = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - BLOCK)
+            file.seek(start)
+            found = file.read(end - start).rfind(b"\n") + 1
+            if found:
+                end = start + found
+                break
+            end = start
+        if end < size:
+            file.truncate(end)
+
+
+@final
+class LineReader:
+    """Read a growing file of JSON lines, each line once.
+
+    A last line without an end is left for later: its writer may be at work. Lines that hold no object are
+    counted in `damaged` and passed over. A file that is shorter than what was read was begun anew, and
+    `restarted` says so until the next call.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self.damaged = 0
+        self.restarted = False
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the objects of the lines that have come since the last call; none where there is no file."""
+        found: list[dict[str, Any]] = []
+        self.restarted = False
+        if not self._path.is_file():
+            return found
+        if self._path.stat().st_size < self._offset:
+            self._offset, self.damaged, self.restarted = 0, 0, True
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            rest = b""
+            while block := file.read(BLOCK):
+                *lines, rest = (rest + block).split(b"\n")
+                for line in lines:
+                    self._offset += len(line) + 1
+                    self._parse(line, found)
+        return found
+
+    def _parse(self, line: bytes, found: list[dict[str, Any]]) -> None:
+        try:
+            values = json.loads(line)
+        except ValueError:
+            values = None
+        if isinstance(values, dict):
+            found.append(values)
+        else:
+            self.damaged += 1

@@ -1,0 +1,51 @@
+"""How a run stands: running, done, stopped, failed, or silent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from samestep.track.record import RunRecord
+
+SILENT_SECONDS: Final = 300.0  # without a line from any rank
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class State:
+    """The state of a run in a word, and why."""
+
+    word: str  # running, done, stopped, failed, silent
+    why: str
+    seconds: float  # from the first event to the last
+    fingerprint: str | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether the page may still change."""
+        return self.word == "running"
+
+
+def state_of(record: RunRecord, now: float) -> State:
+    """Judge by the events since the last start: a run that was resumed is running again."""
+    started = [place for place, event in enumerate(record.events) if event.get("event") == "RunStarted"]
+    current = record.events[started[-1] :] if started else record.events
+    times = [float(event["time"]) for event in record.events if isinstance(event.get("time"), int | float)]
+    times += [one.last_time for one in record.ranks.values() if one.last_time]
+    seconds = max(times) - min(times) if times else 0.0
+    by_kind: dict[str, dict[str, Any]] = {str(event.get("event")): event for event in current}
+    ended, stopping, failed = (by_kind.get(kind) for kind in ("RunEnded", "Stopping", "RunFailed"))
+    if failed is not None and ended is None:
+        # A request to stop that ends with an error code of its own is a stop all the same.
+        return State(word="failed", why=str(failed.get("problem")), seconds=seconds)
+    if ended is not None:
+        fingerprint = str(ended.get("fingerprint"))
+        if stopping is not None:
+            return State(
+                word="stopped", why=str(stopping.get("reason")), seconds=seconds, fingerprint=fingerprint
+            )
+        return State(word="done", why="", seconds=seconds, fingerprint=fingerprint)
+    if times and now - max(times) > SILENT_SECONDS:
+        return State(word="silent", why="no sign of life: it may have been killed", seconds=seconds)
+    if stopping is not None:
+        return State(word="running", why=f"stopping: {stopping.get('reason')}", seconds=seconds)
+    return State(word="running", why="", seconds=seconds)
