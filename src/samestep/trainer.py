@@ -12,11 +12,11 @@ from torch import nn
 
 from samestep.audience import Audience
 from samestep.callbacks.dispatch import CallbackLike
-from samestep.checkpoint.policy import Checkpointing
 from samestep.checkpoint.state import save_state
 from samestep.comm.transport import Transport
 from samestep.config import Batching
 from samestep.config.arguments import require_callable, require_callables
+from samestep.config.checkpointing import Checkpointing
 from samestep.events import Evaluated, RunEnded, StepReport
 from samestep.loop.batches import LoadedBatch
 from samestep.loop.evaluate import Evaluation

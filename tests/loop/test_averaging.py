@@ -24,11 +24,12 @@ POINTS = Drawn(40, lambda g: (torch.randn(9, generator=g), torch.randn(5, genera
 
 def make_model() -> nn.Module:
     torch.manual_seed(14)
-    return nn.Sequential(nn.Linear(9, 31), nn.Tanh(), nn.BatchNorm1d(31), nn.Linear(31, 5))
+    return nn.Sequential(nn.Linear(9, 31), nn.Tanh(), nn.LayerNorm(31), nn.Linear(31, 5))
 
 
 def loss(model: nn.Module, batch: Any) -> samestep.Weighted:
-    return samestep.weighted(((model(batch[0]) - batch[1]).float() ** 2).mean(1))
+    inputs = batch[0].to(next(model.parameters()).dtype)
+    return samestep.weighted(((model(inputs) - batch[1]).float() ** 2).mean(1))
 
 
 @dataclass
@@ -86,26 +87,27 @@ def train(
     return Seen(ended, averages, moved, applied, reference)
 
 
-KINDS: list[tuple[EMA, Any]] = [
-    (EMA(decay=0.9), "fp32"),
-    (EMA(decay=0.9, warmup=True), samestep.Precision(parameters="bf16")),
-    (EMA(decay=lambda moves: min(0.9, (1 + moves) / (10 + moves)), every=2), "fp32"),
+EVERYWHERE = [(world_size, strategy) for world_size in (1, 2, 3, 5) for strategy in ("replicate", "zero1")]
+SOMEWHERE = [(2, "zero1"), (3, "replicate"), (5, "zero1")]
+KINDS: list[tuple[EMA, Any, list[tuple[int, str]]]] = [
+    (EMA(decay=0.9), "fp32", EVERYWHERE),
+    (EMA(decay=0.9, warmup=True), samestep.Precision(parameters="bf16"), SOMEWHERE),
+    (EMA(decay=lambda moves: min(0.9, (1 + moves) / (10 + moves)), every=2), "fp32", SOMEWHERE),
 ]
 
 
-@pytest.mark.parametrize(("ema", "precision"), KINDS)
-def test_the_average_is_that_of_a_plain_loop_on_any_ranks(ema: EMA, precision: Any) -> None:
+@pytest.mark.parametrize(("ema", "precision", "places"), KINDS)
+def test_the_average_is_that_of_a_plain_loop_on_any_ranks(ema: EMA, precision: Any, places: Any) -> None:
     (alone,) = run_threads(lambda t: train(t, ema=ema, precision=precision), 1)
     assert alone.moves == STEPS // ema.every
     for name, tensor in alone.reference.items():
         assert torch.equal(alone.averages[name], tensor)
         assert alone.averages[name].dtype == torch.float32
-    for world_size in (1, 2, 3, 5):
-        for strategy in ("replicate", "zero1"):
-            ended = run_threads(
-                lambda t, s=strategy: train(t, ema=ema, strategy=s, precision=precision), world_size
-            )
-            assert [seen.key() for seen in ended] == [alone.key()] * world_size
+    for world_size, strategy in places:
+        ended = run_threads(
+            lambda t, s=strategy: train(t, ema=ema, strategy=s, precision=precision), world_size
+        )
+        assert [seen.key() for seen in ended] == [alone.key()] * world_size
 
 
 def test_an_optimizer_that_needs_whole_parameters() -> None:
@@ -118,7 +120,7 @@ def test_an_optimizer_that_needs_whole_parameters() -> None:
 
 def overflowing(model: nn.Module, batch: Any) -> samestep.Weighted:
     values = ((model(batch[0]) - batch[1]).float() ** 2).mean(1)
-    return samestep.weighted(values * torch.where(batch[0][:, 0] > 1.6, torch.inf, 1.0))
+    return samestep.weighted(values * torch.where(batch[0][:, 0] > 1.2, torch.inf, 1.0))
 
 
 def test_skipped_steps_do_not_move_the_average() -> None:

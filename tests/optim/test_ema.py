@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ def test_the_move_is_that_of_a_plain_loop_however_it_is_cut(
     bounds = sorted({0, numel, *(cut for cut in cuts if cut <= numel)})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_PART", part)
-        for start, stop in zip(bounds, bounds[1:], strict=False):
+        for start, stop in pairwise(bounds):
             move(average[start:stop], value[start:stop], decay)
     assert torch.equal(average, wanted)
 

@@ -163,18 +163,19 @@ def tell(
 ) -> Path:
     """Tell a run on 3 ranks that is stopped, and resumed on 2 ranks; `end`: done, running or failed."""
     told = told or Told()
-    with patch("time.time", told), patch("samestep.track.ranks.Sampler", Readings):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / RECIPE).write_text(RECIPE_TEXT.format(steps=steps))
-        leg(folder, told, range(stop), steps, 3, end="stopped")
-        told.now += 1800
-        leg(folder, told, range(stop, steps if end == "done" else steps * 9 // 10), steps, 2, end=end)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RECIPE).write_text(RECIPE_TEXT.format(steps=steps))
+    leg(folder, told, range(stop), steps, 3, end="stopped")
+    told.now += 1800
+    leg(folder, told, range(stop, steps if end == "done" else steps * 9 // 10), steps, 2, end=end)
     return folder
 
 
 def leg(folder: Path, told: Told, span: range, steps: int, world_size: int, *, end: str) -> None:
     """Tell a run from its start to one of its ends."""
     with ExitStack() as kept:
+        kept.enter_context(patch("time.time", told))
+        kept.enter_context(patch("samestep.track.ranks.Sampler", Readings))
         keep = kept.enter_context(RunFolder(folder))
         ranks = [
             kept.enter_context(RankFile(folder, rank, gpu_uuid=str(rank), clock=told))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from samestep.cli import compare, run, train, verify
+from samestep.cli import compare, doctor, run, train, verify
 
 app = typer.Typer(
     name="samestep",
@@ -17,3 +17,4 @@ app.command()(train.train)
 app.command(context_settings=run.CONTEXT)(run.run)
 app.command()(verify.verify)
 app.command()(compare.compare)
+app.command()(doctor.doctor)

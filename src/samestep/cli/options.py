@@ -18,6 +18,11 @@ RecipePath: TypeAlias = Annotated[
 Steps: TypeAlias = Annotated[
     int | None, typer.Option(help="Steps in all, in place of the recipe's.", show_default=False)
 ]
+Grace: TypeAlias = Annotated[
+    float,
+    typer.Option(help="Seconds that ranks have after a signal to store their state and end.", min=0.0),
+]
+GRACE_S = 30.0  # what Slurm and Kubernetes give a process before they kill it
 Assignments: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(

@@ -13,6 +13,8 @@ from samestep.cli.options import recipe_options
 from samestep.config import Recipe, write_yaml
 from samestep.events import Event, Notice
 from samestep.loop.session import Listener
+from samestep.optim.ema import EMA
+from samestep.processes.child import STOPPED
 from samestep.tasks.assembly import Assembly, assemble, num_steps
 from samestep.tasks.prepare import Prepared
 from samestep.tasks.task import Describes, Task
@@ -39,11 +41,16 @@ def take_part(order: Order, prepared: Prepared, place: Place) -> None:
     recipe = prepared.recipe
     assembly = assemble(prepared)
     steps = num_steps(recipe, len(assembly.dataset))
-    with listening(order.folder, recipe, place) as listeners:
-        for event in notices(recipe, place):
-            for listener in listeners:
-                listener(event)
-        result = run(recipe, prepared.task, assembly, order.folder, listeners)
+    try:
+        with listening(order.folder, recipe, place) as listeners:
+            for event in notices(recipe, place):
+                for listener in listeners:
+                    listener(event)
+            result = run(recipe, prepared.task, assembly, order.folder, listeners)
+    except SystemExit as stopped:
+        if stopped.code == STOPPED and place.rank == 0:
+            print(f"stopped; to go on: {going_on(order)}", flush=True)
+        raise
     if place.rank == 0:
         text = prepared.task.describe(result.model) if isinstance(prepared.task, Describes) else ""
         # A schedule that ends with a decay of its own length fits no shorter run.
@@ -73,6 +80,9 @@ def run(
         seed=recipe.seed,
         threads=recipe.threads,
         digest_every=recipe.digest_every,
+        ema=EMA(**recipe.ema.model_dump()) if recipe.ema else None,
+        checkpoint=recipe.checkpoint,
+        resume=recipe.resume,
         folder=folder,
         listeners=listeners,
     )
@@ -84,11 +94,17 @@ def listening(folder: Path, recipe: Recipe, place: Place) -> Iterator[list[Liste
     if place.rank != 0:
         yield []
         return
-    refuse_used(folder)
+    if not goes_on(recipe):
+        refuse_used(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RECIPE).write_text(write_yaml(recipe.written()), encoding="utf-8")
     with Console(sys.stdout) as console:
         yield [console]
+
+
+def goes_on(recipe: Recipe) -> bool:
+    """Say whether the run may go on with one that its folder holds."""
+    return recipe.checkpoint is not None and recipe.resume != "never"
 
 
 def notices(recipe: Recipe, place: Place) -> Iterator[Event]:
@@ -99,6 +115,12 @@ def notices(recipe: Recipe, place: Place) -> Iterator[Event]:
             "many train. The bits are the same."
         )
         yield Notice(level="warning", message=message)
+
+
+def going_on(order: Order) -> str:
+    """Return the command that goes on with a run that was stopped."""
+    options = recipe_options(order.assignments, order.steps)
+    return shlex.join(["samestep", "train", str(order.path), "--folder", str(order.folder), *options])
 
 
 def ending(order: Order, result: Result, text: str, proof_steps: int) -> Iterator[str]:

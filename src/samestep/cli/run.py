@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from samestep.cli.options import GRACE_S, Grace
 from samestep.errors import ConfigError
 from samestep.processes.child import recording_failures, run_script, script_command
 from samestep.processes.supervise import run_ranks
@@ -26,6 +27,7 @@ def run(
     all_ranks: Annotated[
         bool, typer.Option("--all-ranks", help="Show the output of every rank, not of the first alone.")
     ] = False,
+    grace: Grace = GRACE_S,
 ) -> None:
     """Run a script on N ranks of this machine; under another launcher, as the rank that it made."""
     if not Path(script).is_file():
@@ -36,4 +38,5 @@ def run(
             run_script(script, args or [])
         return
     count = num_devices() if workers is None else workers
-    raise SystemExit(run_ranks(script_command(script, args or []), count, all_ranks=all_ranks))
+    command = script_command(script, args or [])
+    raise SystemExit(run_ranks(command, count, all_ranks=all_ranks, stop_grace_s=grace))

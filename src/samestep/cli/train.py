@@ -9,7 +9,15 @@ from typing import Annotated
 
 import typer
 
-from samestep.cli.options import Assignments, RecipePath, Steps, prepare_recipe, recipe_options
+from samestep.cli.options import (
+    GRACE_S,
+    Assignments,
+    Grace,
+    RecipePath,
+    Steps,
+    prepare_recipe,
+    recipe_options,
+)
 from samestep.processes.child import recording_failures
 from samestep.processes.supervise import run_ranks
 from samestep.topology.devices import num_devices
@@ -31,6 +39,7 @@ def train(
     all_ranks: Annotated[
         bool, typer.Option("--all-ranks", help="Show the output of every rank, not of the first alone.")
     ] = False,
+    grace: Grace = GRACE_S,
 ) -> None:
     """Train what a recipe describes; under another launcher, as the rank that it made."""
     with recording_failures():
@@ -46,12 +55,13 @@ def train(
             order = Order(path=recipe, assignments=given, steps=steps, folder=chosen)
             take_part(order, prepared, place)
             return
-        refuse_used(chosen)
+        if settings.checkpoint is None or settings.resume == "never":
+            refuse_used(chosen)
         # `-P`: no file where the user stands may shadow what the start-up imports.
         command = [sys.executable, "-P", "-m", "samestep", "train", str(recipe), "--folder", str(chosen)]
         command += recipe_options(given, steps)
         count = settings.workers or num_devices()
-        code = run_ranks(command, count, threads=settings.threads, all_ranks=all_ranks)
+        code = run_ranks(command, count, threads=settings.threads, all_ranks=all_ranks, stop_grace_s=grace)
         if code != 0:
             show_cursor(sys.stdout)
     raise SystemExit(code)

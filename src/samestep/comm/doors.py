@@ -135,8 +135,8 @@ def _listen_here(place: Place, until: float) -> socket.socket:
             door.close()
             raise ClusterError(
                 f"another process listens for the ranks of {place.job!r} on this machine "
-                f"({error.strerror}). Two runs were started in one job at once: give each a MASTER_PORT of its "
-                "own."
+                f"({error.strerror}). Two runs were started in one job at once: give each a MASTER_PORT of "
+                "its own."
             ) from error
         door.listen(socket.SOMAXCONN)
         return door
@@ -165,8 +165,8 @@ def _require_own(host: str, place: Place) -> None:
             return
     raise ConfigError(
         f"{place.launcher} lists {host} as the first host, but rank 0 runs on {socket.gethostname()}: the "
-        f"others would not find it. Set MASTER_ADDR={socket.gethostname()} and MASTER_PORT to a free port there, "
-        "for all ranks."
+        f"others would not find it. Set MASTER_ADDR={socket.gethostname()} and MASTER_PORT to a free port "
+        "there, for all ranks."
     )
 
 

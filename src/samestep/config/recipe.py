@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import Field, JsonValue, model_validator
 
 from samestep.config.batching import Batching
+from samestep.config.checkpointing import Checkpointing
 from samestep.config.settings import Settings
 
 Rate: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -72,6 +73,17 @@ class ScheduleSettings(Settings):
         return self
 
 
+class AverageSettings(Settings):
+    """A moving average of the weights, which follows the applied updates."""
+
+    decay: Share = Field(default=0.999, description="what is kept of the average in each move")
+    warmup: bool = Field(default=False, description="keep less at first: (1 + moves) / (10 + moves)")
+    every: int = Field(default=1, ge=1, description="updates between two moves")
+    buffers: Literal["copy", "average"] = Field(
+        default="copy", description="running statistics: the model's own, or averaged too"
+    )
+
+
 class Recipe(Settings):
     """One run: what is trained, on what, and how. Paths are relative to the recipe's file."""
 
@@ -92,6 +104,13 @@ class Recipe(Settings):
     )
     steps: int | None = Field(default=None, ge=1, description="steps in all, or give epochs")
     epochs: int | None = Field(default=None, ge=1, description="passes over the data set, or give steps")
+    ema: AverageSettings | None = Field(default=None, description="a moving average of the weights")
+    checkpoint: Checkpointing | None = Field(default=None, description="when the state is stored")
+    resume: str = Field(
+        default="auto",
+        min_length=1,
+        description="auto: go on from the newest whole checkpoint of the run folder; never; or a path",
+    )
     seed: int = Field(default=0, ge=0, lt=2**63, description="what all randomness is made from")
     threads: int = Field(default=1, ge=1, description="CPU threads of each rank; part of the numbers")
     workers: int | None = Field(default=None, ge=1, description="ranks; all devices here if left out")
@@ -105,6 +124,13 @@ class Recipe(Settings):
             both = "neither is set" if self.steps is None else f"steps {self.steps} and epochs {self.epochs}"
             raise ValueError(f"a recipe needs either steps or epochs, and not both: {both}.")
         return self
+
+    def anchored(self, folder: Path) -> Self:
+        """Return the same recipe, with relative paths taken as relative to `folder`."""
+        anchored = super().anchored(folder)
+        if anchored.checkpoint is None:
+            return anchored
+        return anchored.model_copy(update={"checkpoint": anchored.checkpoint.anchored(folder)})
 
     def written(self) -> dict[str, Any]:
         """Return every key with its value, as a recipe that stands anywhere: without the run's own folder."""

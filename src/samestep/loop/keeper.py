@@ -19,12 +19,12 @@ from typing import Any, Final, final
 import torch
 
 from samestep.checkpoint.manifest import Manifest
-from samestep.checkpoint.policy import Checkpointing
 from samestep.checkpoint.shelf import Shelf, step_folder
 from samestep.checkpoint.snapshot import Part, copied
 from samestep.checkpoint.writer import Task, finish, write_share
 from samestep.comm.messages import gather_bytes
 from samestep.comm.transport import Transport
+from samestep.config.checkpointing import Checkpointing
 from samestep.errors import CheckpointError
 from samestep.events import CheckpointFailed, CheckpointSaved, Event
 

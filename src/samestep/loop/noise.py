@@ -25,8 +25,11 @@ from typing import final
 
 import numpy as np
 
+from samestep.data.global_batch import GlobalBatch
 from samestep.loop.ballot import NUM_COLUMNS, Sums
+from samestep.loop.leaf import LossSums
 from samestep.numerics.fold import Fold, Node
+from samestep.sync.collector import Collector
 
 
 @final
@@ -48,6 +51,33 @@ class StepDetails:
     ids: tuple[int, ...] = ()  # all samples of the step, in their order
     bad_ids: tuple[int, ...] = ()  # those of the first micro-batch whose loss is not finite
     noise: GradientNoise | None = None  # where it is measured and can be
+
+
+@final
+class NoiseMeter:
+    """Measures the noise of each step's gradient, beside its loss sums."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+        collector.measure_leaves()
+
+    def joined(self, sums: LossSums, batch: GlobalBatch) -> Fold[Sums]:
+        """Return this rank's loss sums with one row more, for the ballot: see `with_noise`."""
+        squares = self._collector.squares()
+        weights = {
+            leaf: float(len(batch.micro(leaf).ids)) if sums.are_divided else sums.weights[leaf]
+            for leaf in squares
+        }
+        return with_noise(sums.fold, squares, weights, batch.num_micro_batches)
+
+    def estimate(
+        self, counted: Sums, sums: LossSums, batch: GlobalBatch, grad_norm: float | None
+    ) -> GradientNoise | None:
+        """Return the estimates from what the ballot counted, the row of noise at its end."""
+        weight = float(batch.num_samples) if sums.are_divided else float(counted[0, 1])
+        unit = (weight if sums.are_divided else 1.0) / sums.multiplier
+        samples = batch.num_samples
+        return noise_of(counted, weight=weight, grad_norm=grad_norm, unit=unit, samples=samples)
 
 
 def with_noise(

@@ -28,9 +28,8 @@ from samestep.loop.resume import broken_key, choose, require_same_data, require_
 from samestep.loop.run_settings import RunSettings
 from samestep.loop.state import Position, RunState
 from samestep.loop.walk import Walk
+from samestep.processes.child import STOPPED
 from samestep.processes.stop_signals import StopSignals
-
-STOPPED = 3  # the exit code of a rank that stored its state and went, as it was asked to
 
 
 class KeepsState(Protocol):

@@ -8,9 +8,9 @@ from typing import Literal, final
 
 import torch
 
-from samestep.checkpoint.policy import Checkpointing
 from samestep.comm.transport import Transport
 from samestep.config.arguments import require_count, require_positive
+from samestep.config.checkpointing import Checkpointing
 from samestep.data.global_batch import Batches
 from samestep.errors import ConfigError
 from samestep.optim.ema import EMA

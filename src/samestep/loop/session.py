@@ -12,11 +12,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from samestep.checkpoint.policy import Checkpointing
-from samestep.comm.connect import connect
 from samestep.comm.transport import Transport
 from samestep.config import Batching
 from samestep.config.arguments import require_callables
+from samestep.config.checkpointing import Checkpointing
 from samestep.data.loader import Loader
 from samestep.errors import ConfigError
 from samestep.events import Event, Notice, RunStarted, StepReport
@@ -25,7 +24,7 @@ from samestep.loop.averaging import Averaging
 from samestep.loop.batches import BatchStream, LoadedBatch, Weights
 from samestep.loop.engine import Engine, StepRules
 from samestep.loop.evaluate import Evaluation, evaluate
-from samestep.loop.facts import ONE_KIND, key_of_run, run_facts
+from samestep.loop.meeting import Meeting
 from samestep.loop.parts import build_parts
 from samestep.loop.persistence import Persistence
 from samestep.loop.requests import Requests
@@ -33,14 +32,10 @@ from samestep.loop.run_settings import RunSettings
 from samestep.loop.terms import LossFunction, Terms
 from samestep.loop.trainables import OptimizerLike, make_optimizer
 from samestep.loop.walk import Walk, start_walk
-from samestep.numerics.exact import Pinned, pin
 from samestep.numerics.fingerprint import model_fingerprint
 from samestep.optim.ema import EMA, resolve_ema
 from samestep.optim.rates import ScheduleLike, make_rates
 from samestep.precision.policy import Precision, resolve_precision
-from samestep.sync.agreement import require_equal
-from samestep.topology.devices import device_of
-from samestep.topology.environment import Environment, Place, settle_interface
 
 Listener = Callable[[Event], None]
 
@@ -96,42 +91,23 @@ class Session:
             timeout_s=timeout_s,
         )
         self._listeners = listeners
+        self._meeting = Meeting(self._settings)
         self._resources = ExitStack()
-        self._transport: Transport | None = None
+        self._is_open = False
         self._engine: Engine | None = None
         self._terms: Terms | None = None
         self._persistence: Persistence | None = None
-        self._place = Place(reason="a transport was given")
-        self._environment = Environment({})
-        self._pinned = Pinned(threads=threads, device=torch.device("cpu"))
         self._announced = False
         self._walk: Walk | None = None
-        self.device = torch.device("cpu")
 
     def __enter__(self) -> Self:
         """Collective. Meet the other ranks, pin what the bits depend on, and find where to go on."""
         with ExitStack() as resources:
-            settings = self._settings
-            environment = self._environment = Environment.current()
-            place = environment.place()
-            if settings.transport is None:
-                self._place = place
-            self.device = settings.device or device_of(place)
-            workspace = environment.cublas_workspace
-            self._pinned = resources.enter_context(
-                pin(threads=settings.threads, device=self.device, cublas_workspace=workspace)
-            )
-            if settings.transport is None:
-                settle_interface(place)
-                self._transport = connect(place, device=self.device, timeout_s=settings.timeout_s)
-                resources.callback(self._transport.close)
-            else:
-                self._transport = settings.transport
-            resources.push(self._part)
+            meeting = resources.enter_context(self._meeting)
             self._persistence = resources.enter_context(
-                Persistence(settings, self._transport, device=self.device, notify=self._emit)
+                Persistence(self._settings, meeting.transport, device=meeting.device, notify=self._emit)
             )
-            self._resources = resources.pop_all()
+            self._resources, self._is_open = resources.pop_all(), True
         return self
 
     def __exit__(
@@ -142,6 +118,12 @@ class Session:
     ) -> bool | None:
         """Collective. Give the model back with memory of its own, and part from the other ranks."""
         return self._resources.__exit__(kind, error, traceback)
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes."""
+        self._joined()
+        return self._meeting.device
 
     @property
     def rank(self) -> int:
@@ -268,8 +250,13 @@ class Session:
         walk = start_walk(self._walk, dataset, batching, seed=self._settings.seed, steps=steps, epochs=epochs)
         walk = self.persistence.next_walk(walk)
         self._walk = walk
-        self._require_alike(walk, has_weights=weights is not None)
-        self._announce(walk, batching)
+        key = self._meeting.numerics_key(walk.batches)
+        self._meeting.require_alike(walk.batches, key, has_weights=weights is not None)
+        self.persistence.use_key(key)
+        self._announce(walk, key)
+        if batching.micro_batch is None and not walk.is_past:
+            chosen = walk.batches.micro_batch
+            self._emit(Notice(level="info", message=f"micro_batch: {chosen}, an eighth of the global batch."))
         loader = Loader(
             dataset,
             seed=self._settings.seed,
@@ -348,53 +335,12 @@ class Session:
         """Return the SHA-256 over the model's parameters and buffers: 64 hex digits."""
         return model_fingerprint(self._ready().model)
 
-    def _key(self, walk: Walk) -> dict[str, str | int]:
-        return key_of_run(
-            pinned=self._pinned,
-            environment=self._environment,
-            batches=walk.batches,
-            precision=self._settings.precision,
-            reduction=self._settings.reduction,
-        )
-
-    def _require_alike(self, walk: Walk, *, has_weights: bool) -> None:
-        facts = self._settings.shared_facts(walk.batches, len(walk.batches))
-        facts["whether weights of loss terms are given"] = has_weights
-        require_equal(self._joined(), facts, device=self.device)
-        key = self._key(walk)
-        kernels = {f"the numerics key's {name}": value for name, value in key.items()}
-        require_equal(self._joined(), kernels, device=self.device, remedy=ONE_KIND)
-        self.persistence.use_key(key)
-
-    def _announce(self, walk: Walk, batching: Batching) -> None:
+    def _announce(self, walk: Walk, key: dict[str, str | int]) -> None:
         if not self._announced:
             self._announced = True
-            settings = self._settings
-            facts = run_facts(
-                place=self._place,
-                pinned=self._pinned,
-                batches=walk.batches,
-                precision=settings.precision,
-                seed=settings.seed,
-                strategy=settings.strategy,
-                reduction=settings.reduction,
-                key=self._key(walk),
-            )
+            facts = self._meeting.facts(walk.batches, key)
             self._emit(RunStarted(world_size=self.world_size, steps=len(walk.batches), facts=facts))
             self.persistence.announce()
-        if batching.micro_batch is None and not walk.is_past:
-            chosen = walk.batches.micro_batch
-            self._emit(Notice(level="info", message=f"micro_batch: {chosen}, an eighth of the global batch."))
-
-    def _part(
-        self,
-        kind: type[BaseException] | None,  # noqa: ARG002  the signature of a context's exit
-        error: BaseException | None,
-        traceback: TracebackType | None,  # noqa: ARG002
-    ) -> None:
-        """Wait for the others where all went well: nobody may hang up while another still reads."""
-        if error is None or isinstance(error, SystemExit):
-            self._joined().ballot(torch.zeros(1, dtype=torch.int64))
 
     def _leave_engine(
         self,
@@ -414,9 +360,9 @@ class Session:
             listener(event)
 
     def _joined(self) -> Transport:
-        if self._transport is None:
+        if not self._is_open:
             raise ConfigError("the session is not open. Use it as: with samestep.Session(...) as session:")
-        return self._transport
+        return self._meeting.transport
 
     def _ready(self) -> Engine:
         self._joined()

@@ -8,10 +8,12 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any, Self, final
 
+from samestep.processes.stop_signals import STOP_SIGNALS
+
 
 @final
 class StopRequests:
-    """Catch SIGINT, SIGTERM and SIGHUP for one `with` block; `stream` is readable after each.
+    """Catch the signals that ask for a stop for one `with` block; `stream` is readable after each.
 
     A SIGHUP that was ignored, as under nohup, stays ignored. Outside the main thread, where Python allows no
     handlers, nothing is caught.
@@ -25,7 +27,7 @@ class StopRequests:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            for number in (*STOP_SIGNALS, signal.SIGHUP):
                 before = signal.getsignal(number)
                 if number is not signal.SIGHUP or before is not signal.SIG_IGN:
                     self._before[number] = before

@@ -8,7 +8,7 @@ Note [phases]: the moments are short, so that everyone is gone within 5 s of the
 | HEARING | at the first failure | after `HEAR_S`; `HEAR_CAUSE_S` while only consequences are known |
 | STOPPING | at a signal, passed on to the ranks | when no program runs, or after `stop_grace_s` |
 | ENDING | SIGTERM to every rank's process group, after the report | after `TERM_S` |
-| KILLING | SIGKILL to the same; also at a second signal | when all are gone |
+| KILLING | SIGKILL to the same; also at the same signal or a Ctrl-C again | when all are gone |
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Supervisor:
         self._ranks: list[RankProcess] = []
         self._phase = Phase.RUNNING
         self._since: float | None = None  # on the monotonic clock: what the limit of this phase counts from
-        self._asked_to_stop = False
+        self._asked_by: signal.Signals | None = None
         self._selector = selectors.DefaultSelector()
         self._on(findings.bell, self._rung)
         self._on(requests.stream, self._requested)
@@ -193,14 +193,16 @@ class Supervisor:
 
     def _requested(self) -> None:
         for number in self._requests.take():
-            if self._phase is not Phase.RUNNING:
-                self._enter(Phase.KILLING)
+            if self._asked_by is not None or self._phase is not Phase.RUNNING:
+                # A scheduler sends one signal as a warning and another before it kills: no reason to hurry.
+                if number in (signal.SIGINT, self._asked_by):
+                    self._enter(Phase.KILLING)
                 continue
-            self._asked_to_stop = True
+            self._asked_by = number
             say(f"samestep: {number.name}: ending all ranks; once more kills them at once.")
             self._enter(Phase.STOPPING)
             for rank in self._running():
-                rank.send(signal.SIGINT if number is signal.SIGINT else signal.SIGTERM)
+                rank.send(signal.SIGTERM if number is signal.SIGHUP else number)
 
     def _look(self) -> None:
         """Learn which ranks failed by themselves; once they are being ended, they only obey."""
@@ -217,6 +219,6 @@ class Supervisor:
         codes = {rank.code for rank in self._ranks}
         if codes == {STOPPED}:
             return STOPPED
-        if self._asked_to_stop:
+        if self._asked_by is not None:
             return 1
         return 0 if codes == {0} else self._findings.report(self._ranks)

@@ -44,6 +44,20 @@ def free_memory() -> int:
     return int(psutil.virtual_memory().available)
 
 
+def memory_limit(
+    groups: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
+) -> int | None:
+    """Return the bytes of memory that control groups allow this process, or None for no limit."""
+    if not groups.is_file():
+        return None
+    paths = [line.split(":", 2)[2] for line in groups.read_text().splitlines() if line.startswith("0::")]
+    folders = [mounted / path.lstrip("/") for path in paths]
+    chain = [parent for folder in folders for parent in (folder, *folder.parents)]
+    texts = [(folder / "memory.max") for folder in chain if folder.is_relative_to(mounted)]
+    values = [path.read_text().strip() for path in texts if path.is_file()]
+    return min((int(value) for value in values if value != "max"), default=None)
+
+
 def free_disk(folder: Path) -> int:
     """Return the bytes that are free where a folder lies."""
     return shutil.disk_usage(folder).free

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Final, Protocol, Self, TextIO, final
 
 from rich.console import Console as Screen
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from samestep.events import Event, Notice, RunEnded, RunStarted, StepReport
+from samestep.events import Event, Phases, RunEnded, RunStarted, StepReport, Stopping
+from samestep.track.sentences import sentence
 
 WINDOW: Final = 32  # steps over which the speed is taken
 SECONDS_BETWEEN_LINES: Final = 1.0
@@ -52,6 +54,7 @@ class Console:
         self._steps: int | None = None
         self._speed = Speed()
         self._last: StepReport | None = None
+        self._stopped = False
 
     def __call__(self, event: Event) -> None:
         """Show an event."""
@@ -59,17 +62,25 @@ class Console:
             case RunStarted():
                 self._steps = event.steps
                 self._view.open(event.steps)
-                self._view.say(_headline(event))
+                self._say(event)
             case StepReport():
                 self._last = event
                 self._speed.add(self._clock(), event.samples)
                 self._view.show(event, step_line(event, self._steps, self._speed))
-            case Notice():
-                self._view.say(f"{event.level}: {event.message}" if event.level != "info" else event.message)
             case RunEnded():
                 self._view.close()
                 if self._last is not None:
-                    self._view.say(_ending(event, self._last))
+                    self._view.say(_ending(event, self._last, stopped=self._stopped))
+            case Phases():
+                pass  # each rank's own; the report shows them
+            case _:
+                self._stopped = self._stopped or isinstance(event, Stopping)
+                self._say(event)
+
+    def _say(self, event: Event) -> None:
+        text = sentence(type(event).__name__, asdict(event))
+        if text is not None:
+            self._view.say(text)
 
     def close(self) -> None:
         """Leave the terminal as it was, also where the run never ended."""
@@ -129,14 +140,10 @@ def clock_time(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _headline(event: RunStarted) -> str:
-    ranks = "1 rank" if event.world_size == 1 else f"{event.world_size} ranks"
-    return f"training on {ranks}" + (f", {event.steps} steps" if event.steps else "")
-
-
-def _ending(event: RunEnded, last: StepReport) -> str:
+def _ending(event: RunEnded, last: StepReport, *, stopped: bool) -> str:
     loss = "none" if last.loss is None else f"{last.loss:.4f}"
-    return f"done: {event.step} steps, {event.update} updates, loss {loss}"
+    word = "stopped" if stopped else "done"
+    return f"{word}: {event.step} steps, {event.update} updates, loss {loss}"
 
 
 @final
@@ -159,7 +166,9 @@ class PlainLines:
             self._print_pending()
 
     def say(self, text: str) -> None:
-        """Print a line, after the steps before it."""
+        """Print a line, after the step before it."""
+        if self._pending is not None:
+            self._print_pending()
         print(text, file=self._out, flush=True)
 
     def close(self) -> None:

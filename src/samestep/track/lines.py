@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from io import FileIO
 from pathlib import Path
 from typing import Any, Final, final
@@ -58,24 +58,25 @@ class LineReader:
     """Read a growing file of JSON lines, each line once.
 
     A last line without an end is left for later: its writer may be at work. Lines that hold no object are
-    counted in `damaged` and passed over. A file that is shorter than what was read was begun anew, and
-    `restarted` says so until the next call.
+    counted in `damaged` and passed over.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
         self.damaged = 0
-        self.restarted = False
 
-    def read(self) -> list[dict[str, Any]]:
-        """Return the objects of the lines that have come since the last call; none where there is no file."""
-        found: list[dict[str, Any]] = []
-        self.restarted = False
+    def begun_anew(self) -> bool:
+        """Say whether the file is shorter than what was read of it; then reading begins anew."""
+        if not self._path.is_file() or self._path.stat().st_size >= self._offset:
+            return False
+        self._offset = self.damaged = 0
+        return True
+
+    def read(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
+        """Yield the lines that have come since the last call, as they stand and as objects."""
         if not self._path.is_file():
-            return found
-        if self._path.stat().st_size < self._offset:
-            self._offset, self.damaged, self.restarted = 0, 0, True
+            return
         with self._path.open("rb") as file:
             file.seek(self._offset)
             rest = b""
@@ -83,15 +84,16 @@ class LineReader:
                 *lines, rest = (rest + block).split(b"\n")
                 for line in lines:
                     self._offset += len(line) + 1
-                    self._parse(line, found)
-        return found
+                    values = _parsed(line)
+                    if values is None:
+                        self.damaged += 1
+                    else:
+                        yield line, values
 
-    def _parse(self, line: bytes, found: list[dict[str, Any]]) -> None:
-        try:
-            values = json.loads(line)
-        except ValueError:
-            values = None
-        if isinstance(values, dict):
-            found.append(values)
-        else:
-            self.damaged += 1
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        values = json.loads(line)
+    except ValueError:
+        return None
+    return values if isinstance(values, dict) else None

@@ -20,10 +20,7 @@ MOST_RANKS: Final = 16  # whose resources are drawn
 MOST_POINTS: Final = 12_000  # of all curves together: about one megabyte
 PHASES: Final = ("data", "forward", "backward", "communication", "update", "checkpoint", "other")
 MARKED: Final = ("Resumed", "Stopping", "CheckpointFailed", "RunFailed", "Quarantined")
-RULE: Final = (
-    "Each line's compared fields, in their order, as one JSON object; SHA-256 of each; SHA-256 over all of "
-    "these 32-byte values. Two runs with this digest have equal ledgers."
-)
+RULE: Final = """sed 's/, "generation": [0-9]*, "world_size": [0-9]*//' ledger.jsonl | sha256sum"""
 # name of the reading -> title and unit of its chart
 RESOURCE_CHARTS: Final = {
     "cpu_percent": ("CPU of the rank, 100 % is one core", "%"),
@@ -42,7 +39,6 @@ RESOURCE_CHARTS: Final = {
 def page_data(record: RunRecord, *, every: float, now: float) -> dict[str, Any]:
     """Return all that the page shows of a record; it can be written as JSON."""
     state = state_of(record, now)
-    fields = {"charts": list(_charts(record)), "ranks": _ranks(record)}
     return {
         "title": record.folder.absolute().name,
         "state": state.word,
@@ -57,12 +53,13 @@ def page_data(record: RunRecord, *, every: float, now: float) -> dict[str, Any]:
         "marks": list(_marks(record)),
         "recipe": record.recipe,
         "reproduce": reproduction(record),
-        "facts": list(_facts(record)),
+        "facts": list(_facts(record, now)),
         "numerics": _rows(record.facts.get("numerics_key")),
-        "digest": {"value": record.digest.hexdigest(), "rule": RULE, "lines": record.num_lines},
+        "digest": {"value": record.digest.hexdigest(), "command": RULE, "lines": record.num_lines},
         "fingerprint": state.fingerprint,
         "problems": record.problems(),
-        **fields,
+        "charts": list(_charts(record)),
+        "ranks": _ranks(record),
     }
 
 
@@ -80,8 +77,8 @@ def _tiles(record: RunRecord, state: State) -> Iterator[dict[str, str]]:
     start = record.curves["loss"].first
     yield {
         "label": "Loss",
-        "value": number(loss.value) if loss else "none",
-        "note": f"from {number(start.value)}" if start else "",
+        "value": "none" if loss is None else number(loss),
+        "note": "" if start is None else f"from {number(start)}",
     }
     if first is not None and first.seconds:
         samples = first.speed.summary()
@@ -177,7 +174,7 @@ def _marks(record: RunRecord) -> Iterator[dict[str, Any]]:
                 yield {"step": step, "kind": event["event"], "text": _event(event)["text"]}
 
 
-def _facts(record: RunRecord) -> Iterator[list[str]]:
+def _facts(record: RunRecord, now: float) -> Iterator[list[str]]:
     for name, value in record.facts.items():
         if name == "versions" and isinstance(value, dict):
             yield ["versions", ", ".join(f"{part} {found}" for part, found in value.items())]
@@ -186,7 +183,7 @@ def _facts(record: RunRecord) -> Iterator[list[str]]:
     if record.num_skipped:
         some = ", ".join(f"{step} ({why})" for step, why in record.skipped)
         yield ["skipped steps", f"{counted(record.num_skipped, 'step')}, first: {some}"]
-    yield ["page written", time.strftime("%Y-%m-%d %H:%M:%S %z")]
+    yield ["page written", time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(now))]
 
 
 def _rows(values: object) -> list[list[str]]:

@@ -20,6 +20,9 @@ class RankRecord:
 
     def __init__(self, path: Path) -> None:
         self._reader = LineReader(path)
+        self._begin()
+
+    def _begin(self) -> None:
         self.steps = 0
         self.seconds = 0.0  # of steps
         self.wall = 0.0  # between the lines: with evaluations and all else
@@ -37,7 +40,9 @@ class RankRecord:
 
     def update(self) -> None:
         """Read what is new."""
-        for line in self._reader.read():
+        if self._reader.begun_anew():
+            self._begin()
+        for _, line in self._reader.read():
             try:
                 self._add(line)
             except (KeyError, TypeError, ValueError, AttributeError):  # whole JSON, but not a line of ours

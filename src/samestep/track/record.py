@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -57,16 +56,14 @@ class RunRecord:
         """Read what is new."""
         self.recipe = _text(self.folder / RECIPE)
         self.facts = _object(self.folder / RUN)
-        lines = self._ledger.read()
-        if self._ledger.restarted:  # cut back at a resume: all of it is read anew
+        if self._ledger.begun_anew():  # cut back at a resume
             self._begin_ledger()
-        for line in lines:
-            self._add_step(line)
-        events = self._events.read()
-        if self._events.restarted:
+        for line, values in self._ledger.read():
+            self._add_step(line, values)
+        if self._events.begun_anew():
             self._begin_events()
-        for event in events:
-            self._add_event(event)
+        for _, values in self._events.read():
+            self._add_event(values)
         for path in sorted((self.folder / RANKS).glob("*.jsonl")):
             if path.stem.isdecimal():
                 self.ranks.setdefault(int(path.stem), RankRecord(path)).update()
@@ -79,14 +76,14 @@ class RunRecord:
             f"{name}: {count} damaged lines were passed over." for name, count in readers.items() if count
         ]
 
-    def _add_step(self, line: Mapping[str, Any]) -> None:
+    def _add_step(self, text: bytes, line: dict[str, Any]) -> None:
         step = line.get("step")
         if not isinstance(step, int):
             return
-        self.last = dict(line)
+        self.last = line
         self.num_lines += 1
         self.span = [min(self.span[0], step) if self.span else step, step]
-        self.digest.add(line)
+        self.digest.add(text)
         for name, curve in self.curves.items():
             _add(curve, step, line.get(name))
         terms = line.get("terms")

@@ -166,8 +166,8 @@ function pairs(title, rows) {
 function made_of() {
   for (const command of DATA.reproduce.commands) at("commands").append(make("pre", { class: "command", tabindex: 0 }, command));
   for (const note of DATA.reproduce.notes) at("commands").append(make("p", { class: "hint" }, note));
-  const digest = [["SHA-256", DATA.digest.value], ["lines", DATA.digest.lines.toLocaleString("en-US")], ["rule", DATA.digest.rule]];
-  const left = make("div", {}, pairs("Ledger's digest", digest));
+  const digest = [["SHA-256", DATA.digest.value], ["lines", DATA.digest.lines.toLocaleString("en-US")], ["made by", make("code", {}, DATA.digest.command)]];
+  const left = make("div", {}, pairs("Ledger's digest: equal in equal runs", digest));
   if (DATA.numerics.length) left.append(make("div", { style: { marginTop: "0.9rem" } }, pairs("Numerics key: what the bits depend on", DATA.numerics)));
   at("facts").classList.add("facts");
   at("facts").append(pairs("Settings and versions", DATA.facts), left);
