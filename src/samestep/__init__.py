@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from samestep import schedules
+    from samestep.callbacks.callback import Callback
+    from samestep.callbacks.evaluations import BestCheckpoint, EarlyStopping
+    from samestep.callbacks.noise_scale import GradientNoiseScale
+    from samestep.callbacks.spikes import SpikeWatch
     from samestep.config import Batching
+    from samestep.config.checkpointing import Checkpointing
     from samestep.errors import (
+        CallbackError,
+        CheckpointError,
         ClusterError,
         ConfigError,
         DataError,
@@ -24,34 +31,64 @@ if TYPE_CHECKING:
         SamestepError,
         TimedOut,
     )
-    from samestep.events import Evaluated, Event, Notice, RunEnded, RunStarted, StepReport, TermReport
+    from samestep.events import (
+        CheckpointFailed,
+        CheckpointSaved,
+        Evaluated,
+        Event,
+        Notice,
+        Phases,
+        Quarantined,
+        Resumed,
+        RunEnded,
+        RunStarted,
+        StepReport,
+        Stopping,
+        TermReport,
+    )
     from samestep.loop.evaluate import Evaluation
     from samestep.loop.session import Session
     from samestep.loop.weighted import Weighted, weighted
+    from samestep.optim.ema import EMA
     from samestep.precision.policy import Precision
     from samestep.trainer import Result, train
 
 _HOMES = {
     "Batching": "samestep.config",
+    "BestCheckpoint": "samestep.callbacks.evaluations",
+    "Callback": "samestep.callbacks.callback",
+    "CallbackError": "samestep.errors",
+    "CheckpointError": "samestep.errors",
+    "CheckpointFailed": "samestep.events",
+    "CheckpointSaved": "samestep.events",
+    "Checkpointing": "samestep.config.checkpointing",
     "ClusterError": "samestep.errors",
     "ConfigError": "samestep.errors",
     "DataError": "samestep.errors",
     "Disagreement": "samestep.errors",
+    "EMA": "samestep.optim.ema",
+    "EarlyStopping": "samestep.callbacks.evaluations",
     "Evaluated": "samestep.events",
     "Evaluation": "samestep.loop.evaluate",
     "Event": "samestep.events",
+    "GradientNoiseScale": "samestep.callbacks.noise_scale",
     "LossError": "samestep.errors",
     "NonFinite": "samestep.errors",
     "NotReproducible": "samestep.errors",
     "Notice": "samestep.events",
     "PeerLost": "samestep.errors",
+    "Phases": "samestep.events",
     "Precision": "samestep.precision.policy",
+    "Quarantined": "samestep.events",
     "Result": "samestep.trainer",
+    "Resumed": "samestep.events",
     "RunEnded": "samestep.events",
     "RunStarted": "samestep.events",
     "SamestepError": "samestep.errors",
     "Session": "samestep.loop.session",
+    "SpikeWatch": "samestep.callbacks.spikes",
     "StepReport": "samestep.events",
+    "Stopping": "samestep.events",
     "TermReport": "samestep.events",
     "TimedOut": "samestep.errors",
     "Weighted": "samestep.loop.weighted",
@@ -60,26 +97,41 @@ _HOMES = {
 }
 
 __all__ = [
+    "EMA",
     "Batching",
+    "BestCheckpoint",
+    "Callback",
+    "CallbackError",
+    "CheckpointError",
+    "CheckpointFailed",
+    "CheckpointSaved",
+    "Checkpointing",
     "ClusterError",
     "ConfigError",
     "DataError",
     "Disagreement",
+    "EarlyStopping",
     "Evaluated",
     "Evaluation",
     "Event",
+    "GradientNoiseScale",
     "LossError",
     "NonFinite",
     "NotReproducible",
     "Notice",
     "PeerLost",
+    "Phases",
     "Precision",
+    "Quarantined",
     "Result",
+    "Resumed",
     "RunEnded",
     "RunStarted",
     "SamestepError",
     "Session",
+    "SpikeWatch",
     "StepReport",
+    "Stopping",
     "TermReport",
     "TimedOut",
     "Weighted",

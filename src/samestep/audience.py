@@ -79,11 +79,6 @@ class Audience:
         """Take note of the batch whose step comes next."""
         self._ids = batch.plan.ids.tolist()
 
-    def take_requests(self) -> None:
-        """Hand on what the callbacks of this rank ask for."""
-        if self._session is not None and self._callbacks is not None and self._callbacks.asks:
-            self._session.ask(self._callbacks.take())
-
     def _details(self) -> StepDetails:
         bad_ids = self._session.bad_ids if self._session else ()
         return StepDetails(ids=tuple(self._ids), bad_ids=bad_ids)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from samestep.audience import Audience
 from samestep.callbacks.dispatch import CallbackLike
@@ -42,6 +42,8 @@ class Result:
     model: nn.Module
     metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
     folder: Path | None = None
+    ema: dict[str, Tensor] | None = None  # the averaged weights by parameter, where they are kept
+    ema_moves: int = 0  # how often that average has moved
 
 
 def train(
@@ -124,10 +126,8 @@ def train(
         for batch in batches:
             audience.expect(batch)
             take_step(session, batch, loss)
-            audience.take_requests()
             if evaluate is not None and _is_due(evaluate, batch, session):
                 audience(Evaluated(step=batch.step, metrics=session.evaluate(evaluate)))
-                audience.take_requests()
                 session.persistence.decide()
         return _conclude(session, audience)
 
@@ -140,6 +140,7 @@ def _conclude(session: Session, audience: Audience) -> Result:
     """Collective. Store the last state, and say what the run came to."""
     session.conclude()
     model, history, folder = session.model, audience.history, audience.folder
+    average = session.average
     fingerprint = session.agreed_fingerprint()
     if folder is not None and session.first:
         save_state(model, folder / STATE)
@@ -153,6 +154,8 @@ def _conclude(session: Session, audience: Audience) -> Result:
         metrics=session.persistence.metrics,
         model=model,
         folder=folder,
+        ema=average.gathered() if average else None,
+        ema_moves=average.moves if average else 0,
     )
 
 

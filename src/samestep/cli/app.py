@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from samestep.cli import compare, doctor, run, train, verify
+from samestep.cli import compare, doctor, init, run, train, verify
 
 app = typer.Typer(
     name="samestep",
@@ -13,6 +13,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,  # a traceback is for the user's own tools to read
 )
+app.command()(init.init)
 app.command()(train.train)
 app.command(context_settings=run.CONTEXT)(run.run)
 app.command()(verify.verify)

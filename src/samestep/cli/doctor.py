@@ -42,7 +42,8 @@ def doctor(
     facts |= _with_torch()
     facts["interface"] = settle_interface(place)
     facts["is_loopback"] = facts["interface"] is not None and is_loopback(facts["interface"])
-    ranks, failure = [facts], None
+    ranks: list[Mapping[str, Any]] = [facts]
+    failure: Advice | None = None
     if facts["torch_error"] is None and (links or place.world_size > 1):
         try:
             ranks, facts["links"] = _with_others(place, facts, measured=links, timeout_s=timeout_s)
@@ -168,7 +169,7 @@ def _with_torch() -> dict[str, Any]:
         device = torch.cuda.get_device_properties(index)
         found["devices"].append(f"cuda:{index} {device.name}, {device.total_memory / GIB:.0f} GiB")
     if count:
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     return found
 
 
@@ -177,6 +178,8 @@ def _with_others(
 ) -> tuple[list[Mapping[str, Any]], dict[str, Any] | None]:
     """Collective. Return the facts of all ranks, and the links; a single rank measures two of this "
     "machine."""
+    import torch
+
     from samestep.comm.connect import meet
     from samestep.comm.links import gather_texts, measure, measure_pair
     from samestep.topology.devices import device_of
@@ -193,7 +196,7 @@ def _with_others(
     with contextlib.closing(transport):
         texts = gather_texts(transport, json.dumps({**facts, "place": place_told}), device)
         links = measure(transport, device).plain() if measured else None
-        gather_texts(transport, "", device)  # none leaves before the last measurement is over
+        transport.ballot(torch.zeros(1, dtype=torch.int64))  # none leaves before the last measurement
     return [json.loads(text) for text in texts], links
 
 

@@ -40,12 +40,20 @@ def train(
         bool, typer.Option("--all-ranks", help="Show the output of every rank, not of the first alone.")
     ] = False,
     grace: Grace = GRACE_S,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the resolved recipe and the plan, and train nothing.")
+    ] = False,
 ) -> None:
     """Train what a recipe describes; under another launcher, as the rank that it made."""
     with recording_failures():
         given = assignments or []
         prepared = prepare_recipe(recipe, given, steps=steps, workers=workers)
         settings = prepared.recipe
+        if dry_run:
+            from samestep.cli.dry_run import tell
+
+            tell(prepared, settings.workers or num_devices())
+            return
         chosen = folder or settings.folder or new_folder(Path("runs"), recipe.stem)
         place = Environment.current().place()
         if place.launcher != "none":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, final
 
 import torch
@@ -20,7 +20,9 @@ from samestep.loop.alike import Alike
 from samestep.loop.averaging import Averaging
 from samestep.loop.ballot import Ballot, Count, Vote
 from samestep.loop.leaf import LeafLoss, LossSums
+from samestep.loop.noise import GradientNoise, NoiseMeter
 from samestep.loop.parts import Parts
+from samestep.loop.phase_clock import PhaseClock
 from samestep.loop.progress import Progress
 from samestep.loop.state_digest import changed_buffers, require_same_changes, state_digest, word_of
 from samestep.numerics.seeds import seed_micro_batch
@@ -57,6 +59,8 @@ class Engine:
         notify: Callable[[Event], None],
     ) -> None:
         self.average = average
+        self._noise_meter: NoiseMeter | None = None
+        self.noise: GradientNoise | None = None  # of the last step, where it is measured
         self._parts = parts
         self._transport = transport
         self._rules = rules
@@ -70,6 +74,7 @@ class Engine:
         self._overflows = 0
         self._alike = Alike(parts.model, parts.optimizer)
         self._clock = time.perf_counter()
+        self.phases = PhaseClock()
         self.bad_ids: tuple[int, ...] = ()  # samples of the first micro-batch whose loss was not finite
         self.progress = Progress(transport.rank)
         self.update = 0
@@ -88,6 +93,10 @@ class Engine:
     def optimizer(self) -> Optimizer:
         """The optimizer that updates what this rank owns."""
         return self._parts.optimizer
+
+    def measure_noise(self) -> None:
+        """Measure the noise of the gradient from the next step on; on all ranks alike."""
+        self._noise_meter = NoiseMeter(self._parts.collector)
 
     def begin(self, batch: GlobalBatch, runs: Sequence[range], divisors: Mapping[str, float]) -> None:
         """Start a step: `divisors` are the weights of several loss terms, empty for a single loss.
@@ -120,7 +129,7 @@ class Engine:
     @contextmanager
     def leaf(self, index: int, *, step: int) -> Iterator[LeafLoss]:
         """Take the gradients made inside the block as those of one micro-batch of this rank."""
-        loss = LeafLoss(self.progress.require_due(index, step), index)
+        loss = LeafLoss(self.progress.require_due(index, step), index, self.phases)
         batch, _ = self.progress.require_batch()
         with self.forward(index):
             with self._parts.strategy.collect(index):
@@ -137,7 +146,7 @@ class Engine:
     def forward(self, index: int) -> Iterator[None]:
         """Give a micro-batch its seeds, and the buffers that the step started from."""
         batch, _ = self.progress.require_batch()
-        with self.progress.inside(index), self._transport.turn():
+        with self.progress.inside(index), self._transport.turn(), self.phases.during("forward"):
             if self._alike.is_first:
                 self._take_in()
             self._alike.enter(index, self._moved())
@@ -168,11 +177,13 @@ class Engine:
         runs = self.progress.runs
         self.progress.end()
         self._take_in()
-        reduced = self._parts.strategy.reduce(self._norms.inspect)
+        with self.phases.during("communication"):
+            reduced = self._parts.strategy.reduce(self._norms.inspect)
         self._rates.prepare(self.update)
         changes = changed_buffers(self._parts)
+        meter = self._noise_meter
         vote = Vote(
-            sums=sums.fold,
+            sums=meter.joined(sums, batch) if meter else sums.fold,
             used=reduced.used,
             changed=self._parts.buffers.changed(),
             tile_norms=self._norms.measured(),
@@ -180,7 +191,10 @@ class Engine:
             words=[*self._alike.words(), word_of(changes)],
             marks=marks,
         )
-        count = self._ballot.cast(vote, runs, batch.num_micro_batches, sums.num_terms)
+        num_rows = sums.num_terms + (meter is not None)
+        with self.phases.during("communication"):
+            count = self._ballot.cast(vote, runs, batch.num_micro_batches, num_rows)
+        counted, count = count.sums, replace(count, sums=count.sums[: sums.num_terms])
         self._alike.require([words[:-1] for words in count.words_by_rank], batch.step)
         told = [words[-1] for words in count.words_by_rank]
         require_same_changes(changes, told, self._transport, step=batch.step, device=self._parts.device)
@@ -195,12 +209,14 @@ class Engine:
             multiplier=sums.multiplier,
             clip_norm=self._rules.clip_norm,
         )
+        self.noise = meter.estimate(counted, sums, batch, settlement.grad_norm) if meter else None
         if not settlement.finite and not self._rules.precision.skips_nonfinite:
             raise NonFinite(self._non_finite(batch, count))
         rate = learning_rate(self._parts.optimizer)
         if settlement.applied:
-            quotient = divide(reduced.gradient, self._parts.updated, settlement.divisor)
-            self._parts.apply(quotient, count.used)
+            with self.phases.during("update"):
+                quotient = divide(reduced.gradient, self._parts.updated, settlement.divisor)
+                self._parts.apply(quotient, count.used)
             self._rates.advance()
             self.update += 1
             if self.average is not None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from samestep.errors import LossError
 from samestep.events import TermReport
 from samestep.loop.ballot import NUM_COLUMNS, Sums
+from samestep.loop.phase_clock import PhaseClock
 from samestep.loop.weighted import LossResult, Weighted, check_loss, require_gradient
 from samestep.numerics.fold import Fold, Node
 
@@ -44,12 +45,18 @@ class LossSums:
         self.multiplier = multiplier
         self.bad_leaf: int | None = None
         self.num_added = 0
+        self.weights: dict[int, float] = {}  # by micro-batch of this rank: of the first loss term
         self._divisors = dict(divisors)
 
     @property
     def num_terms(self) -> int:
         """How many loss terms there are."""
         return max(1, len(self._divisors))
+
+    @property
+    def are_divided(self) -> bool:
+        """Whether micro-batches are divided by the global weights before they are added up."""
+        return bool(self._divisors)
 
     def objective(self, index: int, result: LossResult) -> Tensor | None:
         """Take in one micro-batch; return what to differentiate, None where no weight is counted."""
@@ -69,6 +76,7 @@ class LossSums:
             if term.total.requires_grad:
                 parts.append(term.total if factor == 1.0 else term.total * factor)
         self.fold.add(Node(0, index), row)
+        self.weights[index] = float(row[0, 1])
         self.num_added += 1
         if any(term.weight for term in terms.values()):
             require_gradient(result)
@@ -138,9 +146,10 @@ class LossSums:
 class LeafLoss:
     """Called with what the loss returned: counts it and runs the backward pass."""
 
-    def __init__(self, sums: LossSums, index: int) -> None:
+    def __init__(self, sums: LossSums, index: int, clock: PhaseClock) -> None:
         self._sums = sums
         self._index = index
+        self._clock = clock
         self._recorded = False
 
     def __call__(self, result: object) -> None:
@@ -154,7 +163,7 @@ class LeafLoss:
         self._recorded = True
         if objective is not None:
             # Autocast covers the forward pass only: the backward pass follows its dtypes by itself.
-            with torch.autocast(objective.device.type, enabled=False):
+            with self._clock.during("backward"), torch.autocast(objective.device.type, enabled=False):
                 objective.backward()  # type: ignore[no-untyped-call]
 
     def require_recorded(self) -> None:

@@ -45,6 +45,7 @@ class Parts:
     layout: Layout
     store: ParameterStore
     strategy: Strategy
+    collector: Collector
     statistics: RunningStatistics
     buffers: ModelBuffers
     pieces: list[Piece]
@@ -148,6 +149,7 @@ def build_parts(
         layout=layout,
         store=store,
         strategy=chosen,
+        collector=collector,
         statistics=statistics,
         buffers=buffers,
         pieces=pieces,

@@ -32,8 +32,11 @@ from samestep.processes.child import STOPPED
 from samestep.processes.stop_signals import StopSignals
 
 
-class KeepsState(Protocol):
-    """Something outside the engine whose state goes with checkpoints: the callbacks."""
+class Companions(Protocol):
+    """What goes along with a run outside the engine: the callbacks, their wishes and their state."""
+
+    def take(self) -> Requests:
+        """Return what is asked for on this rank, and forget it."""
 
     def state(self) -> Mapping[str, Any]:
         """Return the state as JSON."""
@@ -70,7 +73,7 @@ class Persistence:
         self._ended: str | None = None  # why no more steps are taken
         self._is_concluded = False
         self.metrics: dict[str, float] = {}  # of the last evaluation
-        self.callbacks: KeepsState | None = None
+        self.callbacks: Companions | None = None
 
     def __enter__(self) -> Self:
         """Collective. Find the checkpoint to go on from; listen to signals where states can be stored."""
@@ -85,7 +88,6 @@ class Persistence:
         if self._stored is not None:
             state = self._stored.manifest.state
             self._walks_before = state["walks"]
-            self._ended = state["ended"]
             self.metrics = dict(self._stored.manifest.metrics)
             if self._keeper and self._stored.folder.parent == self._keeper.shelf.folder:
                 self._keeper.last_step = self._stored.manifest.step
@@ -154,9 +156,6 @@ class Persistence:
             told = "; ".join(f"{name}: {change}" for name, change in broken.items())
             message = f"resume under another numerics key, so bits may differ from here on: {told}."
             self._notify(Notice(level="warning", message=message))
-        if self._ended is not None:
-            message = f"nothing is left to do: the run ended at step {manifest.step} ({self._ended})."
-            self._notify(Notice(level="info", message=message))
 
     def next_walk(self, walk: Walk) -> Walk:
         """Return a walk that begins where the stored one of the same call of `batches` stood."""
@@ -174,9 +173,7 @@ class Persistence:
 
     def marks(self) -> list[int]:
         """Return this rank's words for the ballot of a step."""
-        if self._signals.requested is not None:
-            self._own = merge_requests([self._own, Requests(leave=self._signals.requested)])
-        return [int(bool(self._own)), self._keeper.mark() if self._keeper else 0]
+        return [int(self._asks()), self._keeper.mark() if self._keeper else 0]
 
     def hear(self, marks: Sequence[Sequence[int]]) -> None:
         """Collective. Take in the marks of all ranks."""
@@ -187,7 +184,7 @@ class Persistence:
 
     def decide(self) -> Requests:
         """Collective. Agree at once on what is asked for, and return all that is still to be followed."""
-        asked = self._transport.ballot(torch.tensor([int(bool(self._own))], dtype=torch.int64))
+        asked = self._transport.ballot(torch.tensor([int(self._asks())], dtype=torch.int64))
         self._agree(asked[:, 0].tolist())
         return self._agreed
 
@@ -196,9 +193,17 @@ class Persistence:
         asked, self._agreed = self._agreed.evaluate, replace(self._agreed, evaluate=False)
         return asked
 
-    def goes_on(self, walk: Walk) -> bool:  # noqa: ARG002
-        """Say whether another step is to be taken."""
+    @property
+    def goes_on(self) -> bool:
+        """Whether another step is to be taken, where there is one."""
         return self._ended is None
+
+    def before_steps(self) -> None:
+        """Collective. Follow a wish to stop before the first step: a resumed run may be over."""
+        if self.callbacks is not None:
+            stop = self.decide().stop
+            self._agreed = replace(self._agreed, stop=None)
+            self._end(stop, self.first_step)
 
     def between_steps(self, walk: Walk) -> None:
         """Collective. Follow what was asked for, and store the state where that is due.
@@ -209,16 +214,12 @@ class Persistence:
         step = walk.next_step
         if asked.leave is not None:
             self._leave(asked.leave, step)
-        if asked.stop is not None:
-            self._ended = asked.stop
-            self._notify(Stopping(step=step, reason=asked.stop))
-        if self._keeper is None:
-            return
-        reason = asked.save or (
-            f"every {self._keeper.policy.every} steps" if self._keeper.policy.due(step) else ""
-        )
-        if reason:
-            self._save(step, reason)
+        self._end(asked.stop, step)
+        if self._keeper is not None:
+            policy = self._keeper.policy
+            reason = asked.save or (f"every {policy.every} steps" if policy.due(step) else None)
+            if reason is not None:
+                self._save(step, reason)
 
     def conclude(self, walk: Walk | None) -> None:
         """Collective. Store the last state, and wait for what is being written; the second time nothing."""
@@ -229,7 +230,7 @@ class Persistence:
             return
         step = walk.next_step
         if self._keeper.policy.at_end and step > self.first_step:
-            self._save(step, "the end of the run", even_if_there=self._ended is not None)
+            self._save(step, "the end of the run")
         self._keeper.drain()
         self._require_stored(step if self._keeper.policy.at_end else None)
 
@@ -249,10 +250,25 @@ class Persistence:
             raise CheckpointError(f"rank 0 cannot use {shelf.folder} for checkpoints.")
         require_shared(shelf.folder, self._transport)
 
+    def _asks(self) -> bool:
+        """Collect what is asked for on this rank, and say whether that is anything."""
+        wishes = [self._own]
+        if self.callbacks is not None:
+            wishes.append(self.callbacks.take())
+        if self._signals.requested is not None:
+            wishes.append(Requests(leave=self._signals.requested))
+        self._own = merge_requests(wishes)
+        return bool(self._own)
+
     def _agree(self, asked: Sequence[int]) -> None:
         own, self._own = self._own, Requests()
         agreed = agree_requests(own, asked, self._transport, device=self._device)
         self._agreed = merge_requests([self._agreed, agreed])
+
+    def _end(self, reason: str | None, step: int) -> None:
+        if reason is not None:
+            self._ended = reason
+            self._notify(Stopping(step=step, reason=reason))
 
     def _leave(self, signal_name: str, step: int) -> None:
         self._notify(Stopping(step=step, reason=signal_name))
@@ -276,14 +292,13 @@ class Persistence:
             "Make room, and run the same command again."
         )
 
-    def _save(self, step: int, reason: str, *, even_if_there: bool = False) -> None:
+    def _save(self, step: int, reason: str) -> None:
         if self._keeper is None or self._state is None:
             raise InternalError("a checkpoint is due, but nothing was set up that could be stored.")
         state = self._state
         position = Position(
             step=step,
             walks=[walk.state() for walk in self._walks],
-            ended=self._ended,
             callbacks=self.callbacks.state() if self.callbacks else {},
             metrics=self.metrics,
         )
@@ -292,5 +307,5 @@ class Persistence:
             return state.gather(position, self._key)
 
         self._keeper.drain()
-        if even_if_there or self._keeper.last_step != step:
+        if self._keeper.last_step != step:
             self._keeper.save(collect, reason)

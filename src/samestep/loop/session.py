@@ -18,7 +18,7 @@ from samestep.config.arguments import require_callables
 from samestep.config.checkpointing import Checkpointing
 from samestep.data.loader import Loader
 from samestep.errors import ConfigError
-from samestep.events import Event, Notice, RunStarted, StepReport
+from samestep.events import Event, Notice, Phases, RunStarted, StepReport
 from samestep.loop.agreed import agreed_fingerprint
 from samestep.loop.averaging import Averaging
 from samestep.loop.batches import BatchStream, LoadedBatch, Weights
@@ -268,12 +268,13 @@ class Session:
         # An error in the loop's body leaves this generator to the garbage collector, which may come late.
         self._resources.callback(stream.close)  # type: ignore[attr-defined]
         with closing(stream):  # type: ignore[type-var]
-            while self.persistence.goes_on(walk) and (batch := next(stream, None)) is not None:
+            while self.persistence.goes_on and (batch := next(stream, None)) is not None:
                 divisors = terms.weigh(batch, weights) if weights else {}
                 engine.begin(batch.plan, batch.runs, divisors)
                 yield batch
                 engine.drop()  # where it was not stepped; every rank comes by here
-                self.persistence.between_steps(walk)
+                with engine.phases.during("checkpoint"):
+                    self.persistence.between_steps(walk)
 
     def step(self, batch: LoadedBatch, loss: LossFunction | None = None) -> StepReport:
         """Collective. Reduce the gradients of the global batch, and update the parameters.
@@ -293,6 +294,7 @@ class Session:
                 terms.count(batch, loss)
         report, marks = engine.finish(self.persistence.marks())
         self._emit(report)
+        self._emit(Phases(step=report.step, rank=self.rank, seconds=engine.phases.take()))
         self.persistence.hear(marks)
         return report
 
@@ -341,6 +343,7 @@ class Session:
             facts = self._meeting.facts(walk.batches, key)
             self._emit(RunStarted(world_size=self.world_size, steps=len(walk.batches), facts=facts))
             self.persistence.announce()
+            self.persistence.before_steps()
 
     def _leave_engine(
         self,

@@ -45,7 +45,6 @@ class Position:
 
     step: int
     walks: Sequence[Mapping[str, Any]]
-    ended: str | None  # why no more steps will be taken
     callbacks: Mapping[str, Any]
     metrics: Mapping[str, float]
 
@@ -88,7 +87,6 @@ class RunState:
                 "engine": self._engine.state(),
                 "average": self._engine.average.state() if self._engine.average else None,
                 "walks": [dict(walk) for walk in position.walks],
-                "ended": position.ended,
                 "callbacks": dict(position.callbacks),
             },
             metrics=dict(position.metrics),

@@ -63,4 +63,12 @@ class Describes(Protocol):
         """Return a few lines about the trained model; called on the first rank only."""
 
 
+@runtime_checkable
+class CountsTokens(Protocol):
+    """A task whose samples are texts, which are counted in tokens."""
+
+    def tokens_per_sample(self) -> int:
+        """Return how many tokens of a sample are learnt."""
+
+
 REQUIRED = ("model_settings", "data_settings", "build_model", "build_dataset", "loss")
