@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import final
 
 from samestep.callbacks.dispatch import CallbackLike, Callbacks, require_callback_list
+from samestep.errors import ConfigError
 from samestep.events import Event, Notice, StepReport
 from samestep.loop.batches import LoadedBatch
 from samestep.loop.noise import StepDetails
@@ -16,6 +17,8 @@ from samestep.loop.session import Listener, Session
 from samestep.track.folder import LEDGER, RunFolder, refuse_used
 from samestep.track.ledger import keep_steps
 from samestep.track.ranks import RankFile
+from samestep.track.report import Report
+from samestep.track.trackers.choose import trackers
 
 
 @final
@@ -28,9 +31,13 @@ class Audience:
         listeners: Sequence[Listener],
         folder: Path | None,
         *,
+        track: Sequence[str],
         timeout_s: float,
     ) -> None:
         require_callback_list(callbacks)
+        if track and folder is None:
+            raise ConfigError(f"track is {list(track)}, but there is no run folder. Give folder='...' too.")
+        self._track = track
         self.folder = folder
         self.history: list[StepReport] = []
         self._given = callbacks
@@ -90,8 +97,14 @@ class Audience:
                 self._keep_ledger(folder, persistence.first_step)
             else:
                 refuse_used(folder)
+            report = opened.enter_context(Report(folder))  # closed last, since it reads what the others wrote
             self._listeners.append(opened.enter_context(RunFolder(folder)))
         self._listeners.append(opened.enter_context(RankFile(folder, session.rank)))
+        if session.first:
+            self._listeners.append(report)
+            for tracker in trackers(self._track, folder):
+                opened.callback(tracker.close)
+                self._listeners.append(tracker)
 
     def _keep_ledger(self, folder: Path, first_step: int) -> None:
         ledger = folder / LEDGER

@@ -73,6 +73,7 @@ def train(
     callbacks: Sequence[CallbackLike] = (),
     listeners: Sequence[Listener] = (),
     folder: Path | str | None = None,
+    track: Sequence[str] = (),
     transport: Transport | None = None,
     device: torch.device | None = None,
     timeout_s: float = 300.0,
@@ -82,8 +83,8 @@ def train(
     `loss(model, batch)` gets one collated micro-batch and returns samestep.weighted(values, weight), or a
     dict of such terms. `callbacks` are samestep.Callback objects, or functions of an event, which are called
     on every rank; `listeners` get every event on the first rank only. In `folder` the first rank keeps the
-    ledger, the events, the report and the final state; it may hold a run already only where `checkpoint`
-    lets that run go on. The process takes its rank from the launcher that started it; alone it is a run of
+    ledger, the events, the report and the final state, and what `track` names ("tensorboard", "mlflow",
+    "wandb"); it may hold a run already only where `checkpoint` lets that run go on. The process takes its rank from the launcher that started it; alone it is a run of
     one rank.
 
     Raises ConfigError for wrong settings, LossError for a loss that has no global meaning, DataError for a
@@ -94,7 +95,7 @@ def train(
     require_callable("loss", loss, use="loss(model, batch) returns samestep.weighted(values, weight)")
     require_callables("listeners", listeners, use="each is given every event, on the first rank")
     folder = None if folder is None else Path(folder)
-    audience = Audience(callbacks, listeners, folder, timeout_s=timeout_s)
+    audience = Audience(callbacks, listeners, folder, track=track, timeout_s=timeout_s)
     session = Session(
         seed=seed,
         precision=precision,

@@ -58,7 +58,9 @@ def test_it_has_the_same_bits_on_any_ranks_and_moves_none(precision: str) -> Non
     (alone,) = run_threads(lambda t: run(t, "replicate", precision=precision), 1)
     assert alone[0] == plain[0]
     assert plain[1] == [None] * 5
-    assert all(noise is not None and noise.trace > 0 for noise in alone[1])
+    measured = [noise for noise in alone[1] if noise is not None]
+    assert all(noise.trace > 0 for noise in measured)
+    assert len(measured) == 5 if precision == "fp32" else 0 < len(measured) < 5  # overflows have none
     for world_size, strategy in ((2, "zero1"), (3, "replicate"), (5, "zero1")):
         ended = run_threads(lambda t, s=strategy: run(t, s, precision=precision), world_size)
         assert ended == [alone] * world_size

@@ -13,6 +13,8 @@ from pydantic import BaseModel
 from samestep import Batching, Precision
 from samestep.cli.app import app
 from samestep.config import AdamSettings, Recipe, ScheduleSettings, SgdSettings
+from samestep.config.checkpointing import Checkpointing
+from samestep.config.recipe import AverageSettings
 from samestep.tasks.lm import GptSettings, TextSettings
 from samestep.track.ledger import FIELDS
 
@@ -29,6 +31,8 @@ def made() -> dict[str, str]:
         "optimizer adamw": AdamSettings,
         "optimizer sgd": SgdSettings,
         "schedule": ScheduleSettings,
+        "checkpoint": Checkpointing,
+        "ema": AverageSettings,
         "lm model": GptSettings,
         "lm data": TextSettings,
         "precision": Precision,

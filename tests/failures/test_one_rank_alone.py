@@ -12,7 +12,7 @@ from failures_inputs import Data, errors_of, loss, make_model, train, train_each
 from torch import nn
 
 import samestep
-from samestep import Batching, DataError, Disagreement, LossError, NonFinite, StepReport
+from samestep import Batching, CallbackError, DataError, Disagreement, LossError, NonFinite, StepReport
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -204,7 +204,7 @@ def breaking_loss(model: nn.Module, batch: Any) -> samestep.Weighted:
     ids=["loss", "callback", "optimizer"],
 )
 def test_the_error_of_one_rank_is_the_one_that_is_raised(make: Make, words: str, strategy: str) -> None:
-    with pytest.raises((KeyError, RuntimeError), match=words) as caught:
+    with pytest.raises((KeyError, RuntimeError, CallbackError), match=words) as caught:
         train_each(lambda rank: {**make(rank), "strategy": strategy})
     assert caught.value.__notes__ == ["on rank 2 of 3"]
 
@@ -243,6 +243,6 @@ def test_nan_in_the_gradient_alone_of_one_rank(strategy: str) -> None:
 
 def test_loader_workers_end_with_the_run_that_failed() -> None:
     # The error keeps the frames of the run alive, and with them what nobody closed.
-    with pytest.raises(RuntimeError, match="the callback broke"):
+    with pytest.raises(CallbackError, match="callback breaking_callback on rank 0, at step 0, failed"):
         train(callbacks=[breaking_callback], loader_workers=2)
     assert multiprocessing.active_children() == []

@@ -151,6 +151,20 @@ def test_the_collector_measures_each_leaf_before_it_is_added_up() -> None:
     assert measured(range(2)) | measured(range(2, 3)) | measured(range(3, 6)) == whole
 
 
+@pytest.mark.parametrize("numel", [1, 1000, 70_000, 102_400])
+@pytest.mark.parametrize("sums", [None, torch.bfloat16])
+def test_gradients_of_any_size_are_measured(numel: int, sums: torch.dtype | None) -> None:
+    torch.manual_seed(numel)
+    p, gradient = Parameter(torch.zeros(numel)), torch.randn(numel)
+    collector = Collector(lay_out([("p", p)], world_size=1, whole=False, sums=sums), [p])
+    collector.measure_leaves()
+    collector.begin(plan_ordered(range(1), 1), lambda bucket: None)
+    with collector.leaf(0):
+        (p * gradient).sum().backward()
+    counted = gradient.to(sums or torch.float32).double()
+    assert collector.squares()[0] == pytest.approx(float(counted.square().sum()), rel=1e-6)
+
+
 def test_nothing_is_measured_where_nobody_asks() -> None:
     p = Parameter(torch.ones(3))
     collector = Collector(lay_out([("p", p)], world_size=1, whole=False), [p])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,6 @@ from hypothesis import strategies as st
 
 from samestep.errors import ConfigError
 from samestep.topology.environment import Environment, Place, settle_interface
-from samestep.topology.launchers import LAUNCHERS
 from samestep.topology.network import loopback_interface
 
 TORCHRUN = {
@@ -59,7 +61,8 @@ def test_the_four_variables_of_torch_are_enough() -> None:
     place = place_of(variables)
     assert (place.local_rank, place.local_world_size, place.agent_store, place.attempt) == (1, 3, False, 0)
     assert place.rendezvous == "tcp://[fd00::1]:29500"
-    assert "taken as for ranks of one machine" in place.reason
+    assert not place.locality_known
+    assert "who shares a machine is found when the ranks meet" in place.reason
 
 
 def test_a_world_of_one_needs_no_rendezvous() -> None:
@@ -138,9 +141,13 @@ def test_only_a_child_rank_has_a_failures_folder() -> None:
     assert Environment.read({}).failures is None
 
 
-def test_each_row_names_its_own_variables() -> None:
-    names = [name for launcher in LAUNCHERS for name in launcher.variables()]
-    assert len(names) == len(set(names))
+def test_the_starter_of_ranks_is_the_nearest_parent_without_their_variable() -> None:
+    """Shells between the launcher and a rank have the variable too."""
+    ask = "import sys; from samestep.topology.environment import starter_of; print(starter_of('PMI_RANK'))"
+    command = ["sh", "-c", f'"{sys.executable}" -c "{ask}"; true']  # `true`: else sh becomes python itself
+    environ = {**os.environ, "PMI_RANK": "1"}
+    told = subprocess.run(command, env=environ, check=True, capture_output=True, text=True, timeout=60)
+    assert told.stdout.strip() == f"started by process {os.getpid()}"
 
 
 def test_gloo_is_told_its_interface() -> None:

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
 
-from samestep.events import Notice, RunEnded, RunStarted, StepReport
+from samestep.events import (
+    CheckpointFailed,
+    CheckpointSaved,
+    Evaluated,
+    Event,
+    Notice,
+    Phases,
+    Quarantined,
+    Resumed,
+    RunEnded,
+    RunStarted,
+    StepReport,
+    Stopping,
+)
 from samestep.track.console import Console, clock_time
 
 
@@ -102,3 +116,70 @@ def test_a_step_without_loss_or_update_is_shown() -> None:
 )
 def test_times_are_readable(seconds: float, text: str) -> None:
     assert clock_time(seconds) == text
+
+
+EVALUATION = "evaluation after step 50: accuracy 0.5000, tiny 1.00e-05"
+SAVED = CheckpointSaved(
+    step=50,
+    folder="c/step-00000050",
+    num_bytes=12_345_678,
+    stall_seconds=0.021,
+    write_seconds=0.3,
+    reason="every 50 steps",
+)
+RESUMED = Resumed(step=50, update=49, folder="c/step-00000050", world_size_before=1)
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (Evaluated(step=49, metrics={"accuracy": 0.5, "tiny": 1e-5}), EVALUATION),
+        (SAVED, "checkpoint at step 50 (every 50 steps): 12.3 MB, stall 0.02 s, written in 0.30 s"),
+        (
+            CheckpointFailed(step=50, folder="c", problem="no space."),
+            "warning: no checkpoint at step 50: no space.",
+        ),
+        (RESUMED, "resumed at step 50 from c/step-00000050, written by 1 rank"),
+        (Stopping(step=50, reason="SIGTERM"), "stopping after step 50: SIGTERM"),
+        (
+            Quarantined(step=50, ids=(7,), reason="a spike"),
+            "quarantined after step 50: 1 sample (7): a spike",
+        ),
+    ],
+)
+@pytest.mark.parametrize("terminal", [True, False])
+def test_each_event_is_one_line(event: Event, line: str, terminal: bool) -> None:
+    out = io.StringIO()
+    with Console(out, terminal=terminal, clock=Clock()) as console:
+        console(RunStarted(world_size=1, steps=60, facts={}))
+        console(event)
+        console(Phases(step=49, rank=0, seconds={"data": 1.0}))
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
+    assert plain.count(line) == 1
+    if not terminal:
+        assert plain.splitlines() == ["training on 1 rank, 60 steps", line]
+
+
+def test_a_broken_key_is_named() -> None:
+    out = io.StringIO()
+    Console(out, terminal=False)(replace(RESUMED, broken_key={"torch": "2.13 became 2.14"}))
+    assert out.getvalue().endswith("; the bits may differ from here on: torch (2.13 became 2.14)\n")
+
+
+def test_many_quarantined_samples_are_counted_and_some_are_named() -> None:
+    out = io.StringIO()
+    Console(out, terminal=False)(Quarantined(step=1, ids=tuple(range(5000)), reason="NaN"))
+    assert out.getvalue() == ("quarantined after step 1: 5,000 samples (0, 1, 2, 3, 4, 5, 6, 7, ...): NaN\n")
+
+
+def test_a_stopped_run_ends_in_order_and_says_so() -> None:
+    out, clock = io.StringIO(), Clock()
+    with Console(out, terminal=False, clock=clock) as console:
+        console(RunStarted(world_size=1, steps=60, facts={}))
+        console(step(0))
+        console(step(1))
+        console(Stopping(step=2, reason="SIGTERM"))
+        console(RunEnded(step=2, update=2, fingerprint="ab"))
+    lines = out.getvalue().splitlines()
+    assert [line.split()[0] for line in lines] == ["training", "step", "step", "stopping", "stopped:"]
+    assert lines[-1] == "stopped: 2 steps, 2 updates, loss 2.5000"

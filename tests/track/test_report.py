@@ -6,6 +6,8 @@ import json
 import re
 import subprocess
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,11 @@ from told_runs import FINGERPRINT, Told, leg, report, tell
 
 from samestep.cli.report import report as report_command
 from samestep.errors import ConfigError
-from samestep.events import Notice, RunEnded, RunStarted, StepReport
+from samestep.events import Event, Notice, RunEnded, RunStarted, StepReport, Stopping
 from samestep.track.folder import EVENTS, LEDGER, RECIPE, RUN, RunFolder
-from samestep.track.keeping import Keeping
 from samestep.track.ledger import COMPARED, LedgerDigest, ledger_line
 from samestep.track.page_data import page_data
+from samestep.track.ranks import RankFile
 from samestep.track.record import RunRecord
 from samestep.track.report import REPORT, Report, render, write_report
 
@@ -117,8 +119,7 @@ def test_stops_resumes_checkpoints_and_warnings_are_told(tmp_path: Path) -> None
         ("running", 10.0, "running"),
         ("running", 10_000.0, "silent"),
         ("failed", 10.0, "failed"),
-        ("stopped", 10.0, "running"),
-        ("stopped", 10_000.0, "silent"),
+        ("stopped", 10.0, "stopped"),
     ],
 )
 def test_the_state_is_that_of_the_last_start(tmp_path: Path, end: str, later: float, state: str) -> None:
@@ -129,8 +130,16 @@ def test_the_state_is_that_of_the_last_start(tmp_path: Path, end: str, later: fl
         tell(tmp_path, steps=40, stop=20, end=end, told=told)
     data = data_of(tmp_path, now=told.now + later)
     assert data["state"] == state
-    if end == "failed":
-        assert data["why"] == "RuntimeError: rank 1 was lost: <signal 9>"
+    whys = {"failed": "RuntimeError: rank 1 was lost: <signal 9>", "stopped": "SIGTERM"}
+    assert data["why"] == whys.get(end, data["why"])
+
+
+def test_a_run_that_is_asked_to_stop_is_running_until_it_has_stopped(tmp_path: Path) -> None:
+    with RunFolder(tmp_path) as keep:
+        keep(RunStarted(world_size=1, steps=9, facts={}))
+        keep(Stopping(step=3, reason="SIGTERM"))
+        data = data_of(tmp_path, now=time.time())
+        assert (data["state"], data["why"]) == ("running", "stopping: SIGTERM")
 
 
 def test_a_stop_that_ends_in_order_is_a_stop(tmp_path: Path) -> None:
@@ -317,22 +326,43 @@ def test_a_page_that_cannot_be_written_is_one_warning(tmp_path: Path) -> None:
     assert "report.html cannot be written" in warnings[0]
 
 
-def test_keeping_writes_all_files_of_a_first_rank_and_one_of_another(tmp_path: Path) -> None:
-    told = Told(now=time.time())
-    with Keeping(tmp_path, 0) as first, Keeping(tmp_path, 1) as second:
-        for keep in (first, second):
-            keep(RunStarted(world_size=2, steps=1, facts={}))
-            keep(report(0, 1, 2, told.chance))
-            keep(RunEnded(step=1, update=1, fingerprint="ab"))
+@contextmanager
+def kept(folder: Path) -> Iterator[Callable[[Event], None]]:
+    """Keep a run as its first rank does: the report is told last, and closed last."""
+    with Report(folder) as page, RunFolder(folder) as files, RankFile(folder, 0) as rank:
+
+        def tell_all(event: Event) -> None:
+            files(event)
+            rank(event)
+            page(event)
+
+        yield tell_all
+
+
+def test_the_last_page_has_all_that_was_kept(tmp_path: Path) -> None:
+    with kept(tmp_path) as keep:
+        keep(RunStarted(world_size=2, steps=1, facts={}))
+        keep(report(0, 1, 2, Told().chance))
+        keep(RunEnded(step=1, update=1, fingerprint="ab"))
     assert {path.name for path in tmp_path.iterdir()} == {LEDGER, EVENTS, RUN, "ranks", REPORT}
     data = data_in(tmp_path / REPORT)
-    assert (data["state"], len(data["ranks"]["rows"])) == ("done", 2)
+    assert (data["state"], data["digest"]["lines"], len(data["ranks"]["rows"])) == ("done", 1, 1)
 
 
-def test_a_run_that_fails_leaves_a_page_that_says_so(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="the data is gone"), Keeping(tmp_path, 0) as keep:
+@pytest.mark.parametrize(
+    ("error", "state", "why"),
+    [
+        (OSError("the data is gone"), "failed", "OSError: the data is gone"),
+        (KeyboardInterrupt(), "failed", "KeyboardInterrupt"),
+        (SystemExit(3), "stopped", "exit code 3"),
+    ],
+)
+def test_a_run_that_does_not_reach_its_end_leaves_a_page_that_says_so(
+    tmp_path: Path, error: BaseException, state: str, why: str
+) -> None:
+    with pytest.raises(type(error)), kept(tmp_path) as keep:
         keep(RunStarted(world_size=1, steps=1, facts={}))
         assert data_in(tmp_path / REPORT)["state"] == "running"
-        raise OSError("the data is gone")
+        raise error
     data = data_in(tmp_path / REPORT)
-    assert (data["state"], data["why"]) == ("failed", "OSError: the data is gone")
+    assert (data["state"], data["why"]) == (state, why)

@@ -208,8 +208,9 @@ def leg(folder: Path, told: Told, span: range, steps: int, world_size: int, *, e
             for event in around(step):
                 say(event)
         if end == "stopped":
-            say(Stopping(step=span.stop - 1, reason="SIGTERM"))
+            say(Stopping(step=span.stop, reason="SIGTERM"))
             say(saved(span.stop, "SIGTERM"))
+            keep.__exit__(SystemExit, SystemExit(3), None)
         if end == "done":
             say(RunEnded(step=steps, update=steps - 2, fingerprint=FINGERPRINT))
         if end == "failed":
@@ -230,7 +231,7 @@ def around(step: int) -> list[Event]:
         problem = "[Errno 28] No space left on device. 48.2 MB are needed, 1.1 MB are free."
         found.append(CheckpointFailed(step=1500, folder="checkpoints/step-00001500", problem=problem))
     if step == 1612:
-        found.append(Quarantined(step=1612, ids=(10233, 481, 77120), reason="loss 41.2 is a spike"))
+        found.append(Quarantined(step=1613, ids=(10233, 481, 77120), reason="loss 41.2 is a spike"))
     if step == 40:
         found.append(Notice(level="warning", message="the models were built unlike: rank 0's is used"))
         found.append(Notice(level="info", message="micro_batch is 8, chosen by samestep"))

@@ -31,6 +31,10 @@ class EarlyStopping(Callback):
         """The best value so far."""
         return self._best.value
 
+    def on_start(self, run: RunControl) -> None:
+        """Stop at once where the run that is gone on with was stopped before."""
+        self._stop_if_patience_is_out(run)
+
     def on_evaluation(self, evaluated: Evaluated, run: RunControl) -> None:
         """Count evaluations that were no better."""
         self._has_seen = True
@@ -38,6 +42,9 @@ class EarlyStopping(Callback):
             self._num_worse = 0
             return
         self._num_worse += 1
+        self._stop_if_patience_is_out(run)
+
+    def _stop_if_patience_is_out(self, run: RunControl) -> None:
         if self._num_worse >= self._patience:
             run.stop(
                 f"{self._best.metric} was not better for {self._num_worse} evaluations; the best was "

@@ -187,12 +187,12 @@ def _with_others(
     if place.world_size == 1:
         settle_interface(Place(world_size=2, local_world_size=2, reason="", rendezvous=HERE))
         return [facts], measure_pair().plain() if measured else None
-    meeting = meet(place, timeout_s=timeout_s)
-    device = device_of(meeting.place)
+    rendezvous = meet(place, timeout_s=timeout_s)
+    device = device_of(rendezvous.place)
     place_told = facts["place"] | {
-        name: getattr(meeting.place, name) for name in ("local_rank", "local_world_size")
+        name: getattr(rendezvous.place, name) for name in ("local_rank", "local_world_size")
     }
-    transport: Transport = meeting.connect(device)
+    transport: Transport = rendezvous.connect(device)
     with contextlib.closing(transport):
         texts = gather_texts(transport, json.dumps({**facts, "place": place_told}), device)
         links = measure(transport, device).plain() if measured else None

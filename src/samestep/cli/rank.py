@@ -84,6 +84,7 @@ def run(
         checkpoint=recipe.checkpoint,
         resume=recipe.resume,
         folder=folder,
+        track=recipe.track,
         listeners=listeners,
     )
 

@@ -35,7 +35,7 @@ def connect(place: Place, *, device: torch.device, timeout_s: float) -> Transpor
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Meeting:
+class Rendezvous:
     """The ranks have found one another, but have no transport yet: a device must be chosen first."""
 
     place: Place  # with the true local rank, where the launcher told none
@@ -57,14 +57,14 @@ class Meeting:
         return Collectives(group, device=device, timeout_s=self.timeout_s)
 
 
-def meet(place: Place, *, timeout_s: float) -> Meeting:
+def meet(place: Place, *, timeout_s: float) -> Rendezvous:
     """Collective. Find the other ranks, and those among them that share this machine.
 
     Local ranks that the launcher did not tell come from who shares a machine, never from an even division.
     Raises TimedOut when not all ranks arrive within `timeout_s` seconds.
     """
     if place.world_size == 1:
-        return Meeting(place=place, store=None, timeout_s=timeout_s)
+        return Rendezvous(place=place, store=None, timeout_s=timeout_s)
     with _told_in_our_words(place, timeout_s):
         store = _own_part(_store(place, timeout_s), place)
         store.set(f"machine-of-rank-{place.rank}", machine_id())
@@ -75,7 +75,7 @@ def meet(place: Place, *, timeout_s: float) -> Meeting:
             place = replace(
                 place, local_rank=local_rank, local_world_size=local_world_size, locality_known=True
             )
-    return Meeting(place=place, store=store, timeout_s=timeout_s)
+    return Rendezvous(place=place, store=store, timeout_s=timeout_s)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from samestep.comm.connect import Meeting
+from samestep.comm.connect import Rendezvous
 from samestep.comm.transport import Transport
 from samestep.topology.environment import Place
 
@@ -68,7 +68,7 @@ def measure_pair() -> Links:
     def take_part(rank: int) -> None:
         place = Place(rank=rank, world_size=2, local_rank=rank, local_world_size=2, reason="a measurement")
         try:
-            transport = Meeting(place=place, store=store, timeout_s=PAIR_S).connect(torch.device("cpu"))
+            transport = Rendezvous(place=place, store=store, timeout_s=PAIR_S).connect(torch.device("cpu"))
             try:
                 found.append(measure(transport, torch.device("cpu")))
                 transport.ballot(torch.zeros(1, dtype=torch.int64))  # none leaves before the other is done

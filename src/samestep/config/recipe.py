@@ -116,6 +116,9 @@ class Recipe(Settings):
     workers: int | None = Field(default=None, ge=1, description="ranks; all devices here if left out")
     loader_workers: int = Field(default=0, ge=0, description="processes of each rank that load samples")
     digest_every: int = Field(default=10, ge=0, description="steps between digests in the ledger; 0: never")
+    track: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = Field(
+        default=(), description="what else is told of the run; each is an extra of the package"
+    )
     folder: Path | None = Field(default=None, description="the run folder; runs/<recipe>-<time> if left out")
 
     @model_validator(mode="after")

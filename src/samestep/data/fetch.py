@@ -66,10 +66,10 @@ class Fetch(Dataset[object], Generic[Sample]):
 
     def __getitem__(self, request: MicroBatch) -> object:
         """Return the collated micro-batch. Raises DataError where a sample or the collation fails."""
-        with _one_thread():
+        with one_thread():
             pairs = zip(request.ids.tolist(), request.epochs.tolist(), strict=True)
             samples = [self._sample(request, sample_id, epoch) for sample_id, epoch in pairs]
-            return self._collate(request, samples)
+            return collate_samples(self._seed, self._collate_fn, request, samples)
 
     def _sample(self, request: MicroBatch, sample_id: int, epoch: int) -> Sample:
         seed_sample(self._seed, epoch, sample_id)
@@ -87,19 +87,23 @@ class Fetch(Dataset[object], Generic[Sample]):
                 f"{request.index}): {_name(exc)}\n{remedy}"
             ) from exc
 
-    def _collate(self, request: MicroBatch, samples: list[Sample]) -> object:
-        seed_collate(self._seed, request.step, request.index)
-        try:
-            return default_collate(samples) if self._collate_fn is None else self._collate_fn(samples)
-        except (Exception, SystemExit) as exc:
-            ids = request.ids.tolist()
-            remedy = "Correct the collate_fn: it is given the list of these samples."
-            if self._collate_fn is None:
-                remedy = "Give a collate_fn that joins such samples (that pads them, for instance)."
-            raise DataError(
-                f"samples {list_ids(ids)} of micro-batch {request.index} of step {request.step} do not "
-                f"collate: {_name(exc)}\nThey hold {group_by_form(ids, samples)}.\n{remedy}"
-            ) from exc
+
+def collate_samples(
+    seed: int, collate_fn: Callable[[list[Sample]], object] | None, request: MicroBatch, samples: list[Sample]
+) -> object:
+    """Join the samples of a micro-batch under its own seed. Raises DataError where that fails."""
+    seed_collate(seed, request.step, request.index)
+    try:
+        return default_collate(samples) if collate_fn is None else collate_fn(samples)
+    except (Exception, SystemExit) as exc:
+        ids = request.ids.tolist()
+        remedy = "Correct the collate_fn: it is given the list of these samples."
+        if collate_fn is None:
+            remedy = "Give a collate_fn that joins such samples (that pads them, for instance)."
+        raise DataError(
+            f"samples {list_ids(ids)} of micro-batch {request.index} of step {request.step} do not "
+            f"collate: {_name(exc)}\nThey hold {group_by_form(ids, samples)}.\n{remedy}"
+        ) from exc
 
 
 def _name(exc: BaseException) -> str:
@@ -107,7 +111,7 @@ def _name(exc: BaseException) -> str:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Compute in one thread: the number of threads moves the bits of large sums, and a worker has one."""
     threads = torch.get_num_threads()
     if threads == 1:

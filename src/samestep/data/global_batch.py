@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from samestep.config import Batching
 from samestep.config.arguments import require_count
-from samestep.data.order import Order
+from samestep.data.order import Order, Placing
 from samestep.errors import ConfigError
 
 _AHEAD: Final = 1024  # samples whose order is found in one go when steps are walked through
@@ -46,7 +46,7 @@ class GlobalBatch:
     start: int  # cursor before this step
     cursor: int  # cursor after it
     ids: NDArray[np.int64]
-    epochs: NDArray[np.int64]  # of each sample: a batch may reach into the next epoch
+    epochs: NDArray[np.int64]  # of each sample: which visit of it this is, from 0
     micro_batch: int  # samples in each micro-batch; the last one may be short
 
     @property
@@ -78,7 +78,7 @@ class GlobalBatch:
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batches:
-    """The global batches of a run, found at random access.
+    """The global batches of a run whose steps all have one size, found at random access.
 
     Law: which samples step s owns depends on (num_samples, batching, seed, s) alone. With `last="keep"` and
     `"wrap"` every epoch visits each sample once; with `"drop"` each step is a full global batch, and an
@@ -99,7 +99,8 @@ class Batches:
     seed: int
     steps: int | None = None
     epochs: int | None = None
-    _order: Order = field(init=False, repr=False, compare=False)
+    placing: Placing | None = field(default=None, repr=False, compare=False)  # another order than Order's
+    _order: Placing = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check the settings, and fix the micro-batch where it was left out."""
@@ -109,7 +110,7 @@ class Batches:
             )
         object.__setattr__(self, "batching", self.batching.resolved())
         order = Order(num_samples=self.num_samples, seed=self.seed, shuffle=self.batching.shuffle)
-        object.__setattr__(self, "_order", order)
+        object.__setattr__(self, "_order", self.placing or order)
         if (self.steps is None) == (self.epochs is None):
             found = "neither is given" if self.steps is None else "both are given"
             raise ConfigError(
@@ -118,10 +119,11 @@ class Batches:
             )
         name, count = ("epochs", self.epochs) if self.steps is None else ("steps", self.steps)
         require_count(name, count, least=0)
-        if self.batching.last == "drop" and self.num_samples < self.batching.global_batch:
+        largest = self.batching.sizes.largest
+        if self.batching.last == "drop" and self.num_samples < largest:
             raise ConfigError(
                 f"batching.last is drop, and the data set has {self.num_samples} samples, fewer than the "
-                f"global batch of {self.batching.global_batch}: no step would ever be taken. Lower "
+                f"global batch of {largest}: no step would ever be taken. Lower "
                 f"global_batch to {self.num_samples} or less, or set last to keep or wrap."
             )
 
@@ -170,11 +172,11 @@ class Batches:
         """
         per_batch, num_samples = self.batching.global_batch, self.num_samples
         if self.batching.last == "wrap":
-            step = len(self) if cursor == self._end else cursor // per_batch
+            step = len(self) if cursor == self.end else cursor // per_batch
         else:
             epoch, place = divmod(cursor, num_samples)
             step = epoch * self.steps_per_epoch + place // per_batch
-        if cursor < 0 or cursor not in (self._span(step)[0], self._end):
+        if cursor < 0 or cursor not in (self._span(step)[0], self.end):
             raise ConfigError(
                 f"no step starts at sample {cursor} of the stream, where the run is to go on: the data set "
                 f"has {num_samples} samples, the global batch {per_batch}, and last is {self.batching.last}. "
@@ -182,18 +184,30 @@ class Batches:
             )
         return step
 
+    def starts(self, step: int, cursor: int) -> bool:
+        """Say whether a step starts at a cursor: not where sizes changed or samples were passed over."""
+        return self._span(step)[0] == cursor
+
     @property
-    def _end(self) -> int | None:
+    def end(self) -> int | None:
         """Return the length of the stream, where it has one."""
         return None if self.epochs is None else self.epochs * self.num_samples
+
+    def visits(self, stream: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the samples at places of the stream, and which visit of each that is; not to be changed."""
+        epochs, places = np.divmod(stream, self.num_samples)
+        ids, epochs = self._order.visits(epochs, places)
+        for shared in (ids, epochs):
+            shared.setflags(write=False)
+        return ids, epochs
 
     def _span(self, step: int) -> tuple[int, int, int]:
         """Return where a step starts, where its samples stop, and the cursor after it."""
         if self.batching.last == "wrap":
             start = step * self.batching.global_batch
             stop = start + self.batching.global_batch
-            if self._end is not None:
-                stop = min(stop, self._end)
+            if self.end is not None:
+                stop = min(stop, self.end)
             return start, stop, stop
         epoch, number = divmod(step, self.steps_per_epoch)
         start = epoch * self.num_samples + number * self.batching.global_batch
@@ -204,10 +218,7 @@ class Batches:
     def _cut(self, steps: range) -> list[GlobalBatch]:
         spans = [self._span(step) for step in steps]
         stream = np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop, _ in spans])
-        epochs, places = np.divmod(stream, self.num_samples)
-        ids = self._order.ids(epochs, places)
-        for shared in (ids, epochs):
-            shared.setflags(write=False)
+        ids, epochs = self.visits(stream)
         batches, taken = [], 0
         for step, (start, stop, cursor) in zip(steps, spans, strict=True):
             part = slice(taken, taken + stop - start)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Final, Generic, TypeVar, final
+from typing import Final, Generic, TypeVar, cast, final
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from samestep.config.arguments import require_callable, require_count
 from samestep.data.fetch import Fetch, MapDataset
-from samestep.data.global_batch import MicroBatch
 from samestep.data.parcel import Parcel
-from samestep.data.send import Errand, Failed, Send
+from samestep.data.reading import StreamPlan
+from samestep.data.send import Errand, Failed, Request, Send
 from samestep.data.slots import make_slots
+from samestep.data.stream import Streamed
+from samestep.data.stream_fetch import StreamFetch
 from samestep.data.workers import Workers, collate_in_own_memory
 from samestep.errors import ConfigError, DataError
 
@@ -42,15 +44,19 @@ class Loader(Generic[Sample]):
 
     def __init__(
         self,
-        dataset: MapDataset[Sample],
+        dataset: MapDataset[Sample] | Streamed,
         *,
         seed: int,
         collate_fn: Callable[[list[Sample]], object] | None = None,
         workers: int = 0,
         pin_memory: bool = False,
         prefetch: int = 2,
+        plan: StreamPlan | None = None,
     ) -> None:
         """Check the settings; nothing starts yet.
+
+        With a `plan` the data set is a stream, which one worker reads from end to end, however many are
+        allowed: its requests are steps, and StreamAnswers come back.
 
         `prefetch` is how many micro-batches each worker makes ahead. `pin_memory` has no effect where there
         is no accelerator that could use it. Raises ConfigError.
@@ -62,12 +68,16 @@ class Loader(Generic[Sample]):
             raise ConfigError(
                 f"prefetch is {prefetch}. Give the micro-batches made ahead per worker: 1 or more."
             )
-        self._fetch = Fetch(dataset, seed=seed, collate_fn=collate_fn)
-        self._num_workers = workers
+        self._fetch: Dataset[object]
+        if plan is None:
+            self._fetch = Fetch(cast("MapDataset[Sample]", dataset), seed=seed, collate_fn=collate_fn)
+        else:
+            self._fetch = StreamFetch(cast("Streamed", dataset), plan, collate_fn=collate_fn)
+        self._num_workers = workers if plan is None else min(workers, 1)
         self._prefetch = prefetch
         self._pin_memory = pin_memory and _can_pin()
 
-    def load(self, requests: Iterable[MicroBatch]) -> Generator[object, None, None]:
+    def load(self, requests: Iterable[Request]) -> Generator[object, None, None]:
         """Yield the batches of the requests, in their order; workers live as long as this generator.
 
         Requests are taken as they are needed: `workers` x `prefetch` at the start, then one per batch, so
@@ -114,11 +124,11 @@ class Loader(Generic[Sample]):
 class _Relay:
     """The requests up to the first error of the asker, kept until all batches before it are delivered."""
 
-    def __init__(self, requests: Iterable[MicroBatch]) -> None:
+    def __init__(self, requests: Iterable[Request]) -> None:
         self._requests = requests
         self.raised: Exception | None = None
 
-    def __iter__(self) -> Iterator[MicroBatch]:
+    def __iter__(self) -> Iterator[Request]:
         try:
             yield from self._requests
         except Exception as exc:

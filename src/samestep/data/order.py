@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,15 @@ _FIRST: Final = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND: Final = np.uint64(0x94D049BB133111EB)
 _HALF: Final = np.uint64(32)
 _ONE: Final = np.uint64(1)
+
+
+class Placing(Protocol):
+    """An order of samples. An epoch has as many places as the data set has samples."""
+
+    def visits(
+        self, epochs: NDArray[np.int64], places: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the samples at places of epochs, and for each which visit of that sample it is, from 0."""
 
 
 @final
@@ -58,6 +67,12 @@ class Order:
                 f"the data set has {self.num_samples} samples, and at most {MAX_SAMPLES} can be put in "
                 "order. Let one sample be a group of records."
             )
+
+    def visits(
+        self, epochs: NDArray[np.int64], places: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the ids, and the epochs: a sample is visited once in each."""
+        return self.ids(epochs, places), epochs
 
     def ids(self, epochs: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the sample ids at places 0..num_samples-1 of the given epochs (two arrays of one length)."""

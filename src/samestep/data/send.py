@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 from torch.utils.data import Dataset
 
 from samestep.data.global_batch import MicroBatch
 from samestep.data.parcel import Parcel, take_apart
+from samestep.data.reading import StreamRequest
 from samestep.data.slots import Slots
 from samestep.errors import DataError
 
+Request: TypeAlias = MicroBatch | StreamRequest
 _SMALL: Final = 32 * 1024  # bytes that go through the queue itself, which is no slower up to about here
 
 
@@ -22,7 +24,7 @@ class Errand:
     """A request, and the slot for what is made of it."""
 
     slot: int
-    request: MicroBatch
+    request: Request
 
 
 @final

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Mapping
 from importlib.metadata import version
 
-from samestep.data.global_batch import Batches
+from samestep.loop.walk import Plan
 from samestep.numerics.exact import KERNEL_VARIABLES, Pinned, numerics_key
 from samestep.precision.policy import Precision
 from samestep.topology.environment import Environment, Place
@@ -21,7 +21,7 @@ def run_facts(
     *,
     place: Place,
     pinned: Pinned,
-    batches: Batches,
+    batches: Plan,
     precision: Precision,
     seed: int,
     strategy: str,
@@ -50,7 +50,7 @@ def key_of_run(
     *,
     pinned: Pinned,
     environment: Environment,
-    batches: Batches,
+    batches: Plan,
     precision: Precision,
     reduction: str,
 ) -> dict[str, str | int]:

@@ -8,11 +8,11 @@ from typing import Self, final
 
 import torch
 
-from samestep.comm.connect import connect
+from samestep.comm.connect import meet
 from samestep.comm.transport import Transport
-from samestep.data.global_batch import Batches
 from samestep.loop.facts import ONE_KIND, key_of_run, run_facts
 from samestep.loop.run_settings import RunSettings
+from samestep.loop.walk import Plan, Walk
 from samestep.numerics.exact import pin
 from samestep.sync.agreement import require_equal
 from samestep.topology.devices import device_of
@@ -36,17 +36,22 @@ class Meeting:
         with ExitStack() as resources:
             self._environment = Environment.current()
             place = self._environment.place()
+            rendezvous = None
+            if settings.transport is None:
+                # Before a device is chosen: a launcher may leave open which ranks share a machine.
+                rendezvous = meet(place, timeout_s=settings.timeout_s)
+                place = rendezvous.place
             self.device = settings.device or device_of(place)
             workspace = self._environment.cublas_workspace
             self._pinned = resources.enter_context(
                 pin(threads=settings.threads, device=self.device, cublas_workspace=workspace)
             )
-            if settings.transport is None:
+            if rendezvous is not None:
                 self._place = place
                 settle_interface(place)
-                self.transport = connect(place, device=self.device, timeout_s=settings.timeout_s)
+                self.transport = rendezvous.connect(self.device)
                 resources.callback(self.transport.close)
-            else:
+            elif settings.transport is not None:
                 self._place = Place(reason="a transport was given")
                 self.transport = settings.transport
             resources.push(self._part)
@@ -62,7 +67,7 @@ class Meeting:
         """Collective where all went well. Part from the other ranks."""
         return self._resources.__exit__(kind, error, traceback)
 
-    def numerics_key(self, batches: Batches) -> dict[str, str | int]:
+    def numerics_key(self, batches: Plan) -> dict[str, str | int]:
         """Return what the bits of this rank depend on."""
         return key_of_run(
             pinned=self._pinned,
@@ -72,15 +77,15 @@ class Meeting:
             reduction=self._settings.reduction,
         )
 
-    def require_alike(self, batches: Batches, key: dict[str, str | int], *, has_weights: bool) -> None:
+    def require_alike(self, walk: Walk, key: dict[str, str | int], *, has_weights: bool) -> None:
         """Collective. Raise Disagreement where ranks were started with unlike settings or unlike kernels."""
-        facts = self._settings.shared_facts(batches, len(batches))
+        facts = self._settings.shared_facts(walk.batches, walk.num_steps)
         facts["whether weights of loss terms are given"] = has_weights
         require_equal(self.transport, facts, device=self.device)
         kernels = {f"the numerics key's {name}": value for name, value in key.items()}
         require_equal(self.transport, kernels, device=self.device, remedy=ONE_KIND)
 
-    def facts(self, batches: Batches, key: dict[str, str | int]) -> dict[str, object]:
+    def facts(self, batches: Plan, key: dict[str, str | int]) -> dict[str, object]:
         """Return what a reader of the run may ask later."""
         settings = self._settings
         return run_facts(

@@ -20,8 +20,9 @@ from samestep.checkpoint.shelf import Shelf
 from samestep.checkpoint.snapshot import Part
 from samestep.comm.transport import Transport
 from samestep.errors import CheckpointError, InternalError
-from samestep.events import Event, Notice, Resumed, Stopping
+from samestep.events import Event, Notice, Quarantined, Resumed, Stopping
 from samestep.loop.engine import Engine
+from samestep.loop.evidence import agree_evidence, notice_of_change
 from samestep.loop.keeper import Keeper
 from samestep.loop.requests import Requests, agree_requests, merge_requests
 from samestep.loop.resume import broken_key, choose, require_same_data, require_shared
@@ -157,13 +158,23 @@ class Persistence:
             message = f"resume under another numerics key, so bits may differ from here on: {told}."
             self._notify(Notice(level="warning", message=message))
 
-    def next_walk(self, walk: Walk) -> Walk:
-        """Return a walk that begins where the stored one of the same call of `batches` stood."""
+    def next_walk(self, walk: Walk, *, in_worker: bool) -> Walk:
+        """Collective. Return a walk that begins where the stored one of the same call of `batches` stood.
+
+        With `in_worker` samples are looked at in a loader worker only.
+        """
         number = len(self._walks)
+        if (self._keeper or self._stored) and not walk.evidence:
+            walk.evidence = agree_evidence(walk, self._transport, device=self._device, in_worker=in_worker)
         if self._stored is not None and number < len(self._walks_before):
             before = self._walks_before[number]
             require_same_data(before, walk.state(), self._stored.folder)
             walk = walk.resumed(before, is_past=number < len(self._walks_before) - 1)
+            if notice := notice_of_change(before["evidence"], walk.evidence):
+                self._notify(notice)
+            if before["asked"] and self._transport.rank == 0:
+                asked = before["asked"]
+                self.ask(Requests(skip=tuple(asked["skip"]), skip_reason=asked["skip_reason"]))
         self._walks.append(walk)
         return walk
 
@@ -212,6 +223,7 @@ class Persistence:
         """
         asked, self._agreed = self._agreed, Requests()
         step = walk.next_step
+        self._pass_over(asked, walk)
         if asked.leave is not None:
             self._leave(asked.leave, step)
         self._end(asked.stop, step)
@@ -220,6 +232,12 @@ class Persistence:
             reason = asked.save or (f"every {policy.every} steps" if policy.due(step) else None)
             if reason is not None:
                 self._save(step, reason)
+
+    def _pass_over(self, asked: Requests, walk: Walk) -> None:
+        """Leave out samples that somebody asked to be left out, on all ranks alike."""
+        if new := walk.pass_over(asked.skip):
+            reason = asked.skip_reason or "somebody asked for it"
+            self._notify(Quarantined(step=walk.next_step, ids=new, reason=reason))
 
     def conclude(self, walk: Walk | None) -> None:
         """Collective. Store the last state, and wait for what is being written; the second time nothing."""
@@ -292,10 +310,23 @@ class Persistence:
             "Make room, and run the same command again."
         )
 
+    def _note_wishes(self) -> None:
+        """Collective. Let the walk tell what was asked of it after this step, and is agreed in the next.
+
+        Else the order of the samples would depend on when checkpoints are written.
+        """
+        asks = torch.tensor([int(self._asks())], dtype=torch.int64)
+        asked = self._transport.ballot(asks)[:, 0].tolist()
+        wishes = agree_requests(self._own, asked, self._transport, device=self._device)
+        if self._walks:
+            told = {"skip": list(wishes.skip), "skip_reason": wishes.skip_reason}
+            self._walks[-1].asked = told if wishes.skip else {}
+
     def _save(self, step: int, reason: str) -> None:
         if self._keeper is None or self._state is None:
             raise InternalError("a checkpoint is due, but nothing was set up that could be stored.")
         state = self._state
+        self._note_wishes()
         position = Position(
             step=step,
             walks=[walk.state() for walk in self._walks],

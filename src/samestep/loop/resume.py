@@ -16,6 +16,7 @@ from samestep.comm.messages import gather_bytes
 from samestep.comm.transport import Transport
 from samestep.errors import CheckpointError, ConfigError
 from samestep.events import Event, Notice
+from samestep.loop.walk import MOVES
 
 
 def choose(
@@ -116,7 +117,7 @@ def broken_key(stored: StoredCheckpoint, key: dict[str, str | int]) -> dict[str,
 def require_same_data(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
     """Raise CheckpointError where the order of the samples would not be the one of before."""
     for name, value in before.items():
-        if name not in ("ended", "offset") and name in now and now[name] != value:
+        if name not in MOVES and name in now and now[name] != value:
             raise CheckpointError(
                 f"{folder}: {name} was {value} and is now {now[name]}, so the samples would not come in the "
                 "order of the run that was stopped: some twice, some never. Go on with the data and the "

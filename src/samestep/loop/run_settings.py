@@ -11,8 +11,8 @@ import torch
 from samestep.comm.transport import Transport
 from samestep.config.arguments import require_count, require_positive
 from samestep.config.checkpointing import Checkpointing
-from samestep.data.global_batch import Batches
 from samestep.errors import ConfigError
+from samestep.loop.walk import Plan
 from samestep.optim.ema import EMA
 from samestep.precision.policy import Precision
 
@@ -60,7 +60,7 @@ class RunSettings:
                 f"resume is {self.resume!r}. Give 'auto', 'never', or the path of a checkpoint."
             )
 
-    def shared_facts(self, batches: Batches, num_steps: int | None) -> dict[str, object]:
+    def shared_facts(self, batches: Plan, num_steps: int | None) -> dict[str, object]:
         """Return what must be equal on all ranks before a batch is taken."""
         return {
             "the number of samples": batches.num_samples,

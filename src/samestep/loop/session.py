@@ -16,12 +16,11 @@ from samestep.comm.transport import Transport
 from samestep.config import Batching
 from samestep.config.arguments import require_callables
 from samestep.config.checkpointing import Checkpointing
-from samestep.data.loader import Loader
 from samestep.errors import ConfigError
 from samestep.events import Event, Notice, Phases, RunStarted, StepReport
 from samestep.loop.agreed import agreed_fingerprint
 from samestep.loop.averaging import Averaging
-from samestep.loop.batches import BatchStream, LoadedBatch, Weights
+from samestep.loop.batches import LoadedBatch, Weights, open_stream
 from samestep.loop.engine import Engine, StepRules
 from samestep.loop.evaluate import Evaluation, evaluate
 from samestep.loop.meeting import Meeting
@@ -248,23 +247,18 @@ class Session:
         engine.drop()  # a loop before this one may have been left within a step
         terms.come_from_data = weights is not None
         walk = start_walk(self._walk, dataset, batching, seed=self._settings.seed, steps=steps, epochs=epochs)
-        walk = self.persistence.next_walk(walk)
+        walk = self.persistence.next_walk(walk, in_worker=loader_workers > 0)
         self._walk = walk
         key = self._meeting.numerics_key(walk.batches)
-        self._meeting.require_alike(walk.batches, key, has_weights=weights is not None)
+        self._meeting.require_alike(walk, key, has_weights=weights is not None)
         self.persistence.use_key(key)
         self._announce(walk, key)
         if batching.micro_batch is None and not walk.is_past:
             chosen = walk.batches.micro_batch
             self._emit(Notice(level="info", message=f"micro_batch: {chosen}, an eighth of the global batch."))
-        loader = Loader(
-            dataset,
-            seed=self._settings.seed,
-            collate_fn=collate_fn,
-            workers=loader_workers,
-            pin_memory=self.device.type == "cuda",
+        stream = open_stream(
+            engine, walk, self._joined(), self.device, collate_fn=collate_fn, workers=loader_workers
         )
-        stream = iter(BatchStream(engine, walk, loader, self._joined(), self.device))
         # An error in the loop's body leaves this generator to the garbage collector, which may come late.
         self._resources.callback(stream.close)  # type: ignore[attr-defined]
         with closing(stream):  # type: ignore[type-var]
@@ -341,7 +335,7 @@ class Session:
         if not self._announced:
             self._announced = True
             facts = self._meeting.facts(walk.batches, key)
-            self._emit(RunStarted(world_size=self.world_size, steps=len(walk.batches), facts=facts))
+            self._emit(RunStarted(world_size=self.world_size, steps=walk.num_steps, facts=facts))
             self.persistence.announce()
             self.persistence.before_steps()
 

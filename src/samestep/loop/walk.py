@@ -12,13 +12,13 @@ from samestep.data.global_batch import Batches, GlobalBatch
 from samestep.data.mixture import Mixture
 from samestep.data.planner import Planner, Standing
 from samestep.data.reading import Reading, StreamPlan, StreamRequest
-from samestep.data.stream import Streamed, is_stream, length_of
+from samestep.data.stream import is_stream, length_of
 from samestep.errors import ConfigError
 
 Plan: TypeAlias = Batches | StreamPlan
 
 # What a stored walk may hold besides what decides on the order of the samples.
-MOVES: Final = ("ended", "offset", "cursor", "quarantine", "reading", "evidence")
+MOVES: Final = ("ended", "offset", "cursor", "quarantine", "reading", "evidence", "asked")
 
 
 @final
@@ -29,10 +29,11 @@ class Walk:
     dataset: Any
     batches: Plan
     offset: int = 0
-    standing: Standing = Standing()
+    standing: Standing = field(default_factory=Standing)
     quarantine: tuple[int, ...] = ()  # rising
-    reading: Reading = Reading()  # of a stream
+    reading: Reading = field(default_factory=Reading)  # of a stream
     evidence: dict[str, str] = field(default_factory=dict)  # of what the samples hold
+    asked: dict[str, Any] = field(default_factory=dict)  # of it, and not yet agreed, when it is stored
     is_past: bool = False  # walked by the run that this one goes on from
 
     @property
@@ -126,6 +127,7 @@ class Walk:
             "quarantine": list(self.quarantine),
             "reading": self.reading.to_json(),
             "evidence": dict(self.evidence),
+            "asked": dict(self.asked),
             "the number of samples": self.batches.num_samples,
             "batching": self.batches.batching.model_dump_json(),
             "the seed": self.batches.seed,
@@ -165,7 +167,13 @@ def start_walk(
         return Walk(dataset, plan)
     if previous.dataset is not dataset:
         return Walk(dataset, plan, offset=previous.next_step)
-    walk = Walk(dataset, plan, offset=previous.next_step, quarantine=previous.quarantine)
+    walk = Walk(
+        dataset,
+        plan,
+        offset=previous.next_step,
+        quarantine=previous.quarantine,
+        evidence=previous.evidence,
+    )
     if previous.batches.batching != plan.batching:
         return walk
     if isinstance(plan, StreamPlan):
@@ -220,6 +228,3 @@ def _stream_goes_on(walk: Walk, plan: StreamPlan, previous: Walk) -> Walk:
     walk.reading = replace(reading, is_end=False)
     walk.offset = previous.offset
     return walk
-
-
-__all__ = ["MOVES", "Plan", "Streamed", "Walk", "make_plan", "start_walk"]

@@ -9,9 +9,10 @@ parameter used in two of them gets its gradient in two parts. A part must not be
 leaf is complete, else the tree changes. So the first leaf is watched: only if no pass was nested and each
 parameter's gradient came at once are gradients taken, and buckets sent, while backward goes on.
 
-Note [squares of leaves]: a leaf's gradient lives only until it is added to a sum, so its squared norm is
-taken right before: of each parameter by one call over the whole gradient in float64, then in the order of
-the parameters. Nothing of that depends on who computes the leaf.
+Note [squares of leaves]: a leaf's gradient lives only until it is added to a sum, so its norm is taken right
+before: of each parameter over its whole gradient in a way that only the shape decides on, then in the order
+of the parameters. Nothing of that depends on who computes the leaf. A large gradient is measured in rows,
+each in its own dtype, float32 at least: a conversion of it all to float64 takes eight times as long.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import final
+from typing import Final, final
 
 import torch
 from torch import Tensor
@@ -29,6 +30,9 @@ from samestep.errors import InternalError, LossError
 from samestep.sync.layout import Bucket, Layout
 from samestep.sync.partial_sums import LeafPlan, RunPlan
 from samestep.sync.storage import GradientBuffer
+
+_ROW: Final = 1024  # elements that are measured together
+_SMALL: Final = 1 << 16
 
 
 @final
@@ -161,8 +165,7 @@ class Collector:
         # First, where sums are narrower than gradients: rounding after an addition may make a -0.0.
         rounded = gradient.to(view.dtype)
         if self._norms_of_leaf is not None:  # Note [squares of leaves]
-            real = torch.view_as_real(rounded) if rounded.is_complex() else rounded
-            self._norms_of_leaf[index] = torch.linalg.vector_norm(real.detach(), dtype=torch.float64)
+            self._norms_of_leaf[index] = _norm(rounded.detach())
         if leaf.fresh:
             torch.add(rounded, 0.0, out=view)  # Note [no negative zero]
         else:
@@ -199,6 +202,19 @@ class Collector:
     def _clear(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
+
+
+def _norm(gradient: Tensor) -> Tensor:
+    """Return the length of a gradient in float64: see Note [squares of leaves]."""
+    flat = (torch.view_as_real(gradient) if gradient.is_complex() else gradient).reshape(-1)
+    if flat.numel() >= _SMALL:
+        in_rows = flat.numel() // _ROW * _ROW
+        wide = torch.promote_types(flat.dtype, torch.float32)
+        rows = torch.linalg.vector_norm(flat[:in_rows].view(-1, _ROW), dim=1, dtype=wide)
+        rest = torch.linalg.vector_norm(flat[in_rows:], dtype=wide)
+        flat = torch.cat([rows, rest.view(1)])
+    norm: Tensor = torch.linalg.vector_norm(flat, dtype=torch.float64)
+    return norm
 
 
 def _sum_of_squares(values: Sequence[float]) -> float:

@@ -62,6 +62,10 @@ class LanguageModel:
         self._model = model
         self._data = data
 
+    def tokens_per_sample(self) -> int:
+        """Return the bytes that a sample has as targets."""
+        return self._model.context
+
     def build_model(self) -> nn.Module:
         """Return a GPT in float32."""
         from samestep.tasks.gpt import Gpt

@@ -23,7 +23,9 @@ RECIPE: Final = "recipe.yaml"
 RUN: Final = "run.json"
 STATE: Final = "state.safetensors"
 CHECKPOINTS: Final = "checkpoints"
-FAILED: Final = "RunFailed"  # the kind of line that an error leaves in the events
+# Kinds of lines that an end before the end leaves in the events.
+FAILED: Final = "RunFailed"
+STOPPED: Final = "RunStopped"
 
 
 def refuse_used(folder: Path) -> None:
@@ -98,8 +100,11 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close; an error that ends the run is written down, so that the folder says how it went."""
-        if kind is not None and not self._events.closed:
+        """Close; what ends the run before its end is written down, so that the folder says how it went."""
+        if error is not None and not self._events.closed:
             with suppress(OSError):  # a full disk: the error that is on its way out is the one to tell
-                self._keep(FAILED, {"problem": f"{kind.__name__}: {error}"})
+                if isinstance(error, SystemExit):  # asked for, and no error
+                    self._keep(STOPPED, {"code": error.code})
+                else:
+                    self._keep(FAILED, {"problem": f"{type(error).__name__}: {error}".removesuffix(": ")})
         self.close()

@@ -61,10 +61,10 @@ class Report:
         start = self._clock()
         try:
             write_page(self._record, every=self._every)
-        except OSError as error:
+        except Exception as error:  # whatever it is: no picture is worth a run
             if not self._warned:
                 self._warned = True
-                self._warn(f"{REPORT} cannot be written: {error}. The run goes on without it.")
+                self._warn(f"{REPORT} cannot be written: {type(error).__name__}: {error}. The run goes on.")
         now = self._clock()
         self._next = now + max(self._every, (now - start) / SHARE_OF_TIME)
 

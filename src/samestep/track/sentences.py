@@ -11,7 +11,7 @@ SHOWN_IDS: Final = 8
 def sentence(kind: str, values: Mapping[str, Any]) -> str | None:
     """Return what there is to say of an event, given its class's name and its fields; None for steps.
 
-    Fields of step reports count from 0; sentences name the steps taken, as the console does.
+    Sentences name the number of steps taken, as the console does; reports and evaluations count from 0.
     """
     match kind:
         case "RunStarted":
@@ -33,12 +33,14 @@ def sentence(kind: str, values: Mapping[str, Any]) -> str | None:
         case "Resumed":
             return _resumed(values)
         case "Stopping":
-            return f"stopping after step {values['step'] + 1}: {values['reason']}"
+            return f"stopping after step {values['step']}: {values['reason']}"
         case "Quarantined":
             return _quarantined(values)
         case "RunEnded":
             steps, updates = counted(values["step"], "step"), counted(values["update"], "update")
             return f"ended: {steps}, {updates}, fingerprint {values['fingerprint']}"
+        case "RunStopped":
+            return f"ended with exit code {values['code']}"
         case "RunFailed":
             return f"failed: {values['problem']}"
     return None
@@ -59,7 +61,7 @@ def _quarantined(values: Mapping[str, Any]) -> str:
     shown = ", ".join(str(sample) for sample in ids[:SHOWN_IDS])
     more = ", ..." if len(ids) > SHOWN_IDS else ""
     samples = counted(len(ids), "sample")
-    return f"quarantined after step {values['step'] + 1}: {samples} ({shown}{more}): {values['reason']}"
+    return f"quarantined after step {values['step']}: {samples} ({shown}{more}): {values['reason']}"
 
 
 def counted(count: int, noun: str) -> str:

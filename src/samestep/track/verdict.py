@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from samestep.track.folder import FAILED, STOPPED
 from samestep.track.record import RunRecord
 
 SILENT_SECONDS: Final = 300.0  # without a line from any rank
@@ -33,19 +34,17 @@ def state_of(record: RunRecord, now: float) -> State:
     times += [one.last_time for one in record.ranks.values() if one.last_time]
     seconds = max(times) - min(times) if times else 0.0
     by_kind: dict[str, dict[str, Any]] = {str(event.get("event")): event for event in current}
-    ended, stopping, failed = (by_kind.get(kind) for kind in ("RunEnded", "Stopping", "RunFailed"))
-    if failed is not None and ended is None:
-        # A request to stop that ends with an error code of its own is a stop all the same.
-        return State(word="failed", why=str(failed.get("problem")), seconds=seconds)
-    if ended is not None:
+    stopping = by_kind.get("Stopping", {})
+    if ended := by_kind.get("RunEnded"):
+        word = "stopped" if stopping else "done"
         fingerprint = str(ended.get("fingerprint"))
-        if stopping is not None:
-            return State(
-                word="stopped", why=str(stopping.get("reason")), seconds=seconds, fingerprint=fingerprint
-            )
-        return State(word="done", why="", seconds=seconds, fingerprint=fingerprint)
+        return State(word=word, why=str(stopping.get("reason", "")), seconds=seconds, fingerprint=fingerprint)
+    if failed := by_kind.get(FAILED):
+        return State(word="failed", why=str(failed.get("problem")), seconds=seconds)
+    if stopped := by_kind.get(STOPPED):
+        why = str(stopping.get("reason", f"exit code {stopped.get('code')}"))
+        return State(word="stopped", why=why, seconds=seconds)
     if times and now - max(times) > SILENT_SECONDS:
         return State(word="silent", why="no sign of life: it may have been killed", seconds=seconds)
-    if stopping is not None:
-        return State(word="running", why=f"stopping: {stopping.get('reason')}", seconds=seconds)
-    return State(word="running", why="", seconds=seconds)
+    why = f"stopping: {stopping.get('reason')}" if stopping else ""
+    return State(word="running", why=why, seconds=seconds)

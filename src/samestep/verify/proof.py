@@ -14,6 +14,8 @@ from samestep.track.folder import refuse_used
 from samestep.verify.compare import Comparison, compare_runs
 from samestep.verify.distance import Level
 
+# Each size trains from the start, by itself, and leaves nothing but its run folder.
+ALONE: Final = ("--set", "resume=never", "--set", "checkpoint=null", "--set", "track=[]")
 END_S: Final = 10.0  # how long a run that is no longer wanted may take to end in order
 
 
@@ -104,7 +106,7 @@ def table(sizes: Sequence[Size]) -> list[str]:
 
 def _run(recipe: Path, workers: int, folder: Path, options: Sequence[str]) -> float:
     """Run one size to its end and return the seconds that it took."""
-    command = [sys.executable, "-P", "-m", "samestep", "train", str(recipe), *options]
+    command = [sys.executable, "-P", "-m", "samestep", "train", str(recipe), *options, *ALONE]
     command += ["--workers", str(workers), "--folder", str(folder)]
     start = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

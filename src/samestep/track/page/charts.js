@@ -136,7 +136,7 @@ class Chart {
       svg.append(make("text", { x: left - 8, y: this.y(value) + 4, "text-anchor": "end" }, this.tick(value)));
     }
     svg.append(make("line", { class: "base", x1: left, x2: right, y1: bottom, y2: bottom }));
-    const steps = ticks(from, to, Math.max(3, Math.floor((right - left) / 70))).filter(Number.isInteger);
+    const steps = ticks(from, to, Math.max(4, Math.floor((right - left) / 70))).filter(Number.isInteger);
     for (const step of steps) svg.append(make("text", { x: this.x(step), y: bottom + 17, "text-anchor": this.x(step) > right - 24 ? "end" : "middle" }, step.toLocaleString("en-US")));
     const inside = make("g", { "clip-path": `url(#${this.clip})` });
     for (const mark of this.page.marks) {
@@ -152,7 +152,7 @@ class Chart {
 
   tick(value) {
     if (this.spec.unit === "%") return `${value} %`;
-    if (this.spec.unit.startsWith("B")) return bytes(value);
+    if (this.spec.unit.startsWith("B")) return bytes(value).replace(/(\.\d*?)0+ /, "$1 ").replace(". ", " ");
     const size = Math.abs(value);
     if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential().replace("e+", "e");
     return value.toLocaleString("en-US", { maximumFractionDigits: 6 });
@@ -226,7 +226,11 @@ class Chart {
     };
     this.plot.addEventListener("pointerup", finish);
     this.plot.addEventListener("pointercancel", finish);
-    this.plot.addEventListener("pointerleave", () => { if (start === null) this.read(null); this.page.busy(false); });
+    this.plot.addEventListener("pointerleave", (event) => {
+      // A finger leaves as soon as it is lifted: what it asked for stays until it touches another place.
+      if (start === null && event.pointerType !== "touch") this.read(null);
+      this.page.busy(false);
+    });
     this.plot.addEventListener("dblclick", () => this.page.look(null, null));
     this.plot.addEventListener("keydown", (event) => this.key(event));
     this.plot.addEventListener("blur", () => this.read(null));

@@ -122,7 +122,7 @@ function ranks() {
 
 // ---- events -------------------------------------------------------------------------------------
 
-const KINDS = { RunStarted: "start", RunEnded: "end", RunFailed: "failure", CheckpointSaved: "checkpoint", CheckpointFailed: "checkpoint failed", Resumed: "resume", Stopping: "stop", Quarantined: "quarantine", Notice: "notice" };
+const KINDS = { RunStarted: "start", RunEnded: "end", RunFailed: "failure", RunStopped: "end", CheckpointSaved: "checkpoint", CheckpointFailed: "checkpoint failed", Resumed: "resume", Stopping: "stop", Quarantined: "quarantine", Notice: "notice" };
 const word = (event) => (event.kind === "Notice" && event.warning ? "warning" : KINDS[event.kind] || event.kind);
 
 function events() {

@@ -1,0 +1,145 @@
+"""The global batch of the next step, from where a run stands: with sizes that grow, and samples left out.
+
+While the steps have one size and no sample is in quarantine, step s is found by arithmetic (`Batches`). Else
+a step is found from the cursor at which it begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samestep.data.global_batch import Batches, GlobalBatch
+from samestep.errors import DataError
+
+Ids: TypeAlias = NDArray[np.int64]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """Where a run stands between two steps."""
+
+    step: int = 0  # the next one
+    cursor: int = 0  # the place of the stream from which it takes its samples
+    update: int = 0  # updates that were applied
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planner:
+    """Finds global batches from where a run stands.
+
+    Law: the next global batch is a pure function of (num_samples, batching, seed, quarantine, standing). It
+    has `batching.sizes(update)` samples: those at the next places of the stream that are not in quarantine.
+    The cursor counts the places of passed-over samples too. Of the others none is left out but by
+    `last="drop"`, which drops the end of an epoch that is too short for a step, and none comes twice.
+    """
+
+    batches: Batches  # where the run ends, and the order
+    quarantine: tuple[int, ...] = ()  # rising
+    _passed: Ids = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Raise DataError where no sample is left."""
+        object.__setattr__(self, "_passed", np.array(self.quarantine, dtype=np.int64))
+        least = self.batches.batching.sizes.largest if self.batches.batching.last == "drop" else 1
+        left = self.batches.num_samples - len(self.quarantine)
+        if self.quarantine and left < least:
+            raise DataError(
+                f"{len(self.quarantine)} of {self.batches.num_samples} samples are in quarantine: {left} are "
+                f"left, and a step takes {least} or more. The fault is hardly in the samples: look at the "
+                "loss, the learning rate and the precision."
+            )
+
+    def is_regular(self, standing: Standing) -> bool:
+        """Say whether all further steps are found by arithmetic."""
+        regular = not self.quarantine and not self.batches.batching.grows
+        return regular and self.batches.starts(standing.step, standing.cursor)
+
+    def num_steps(self, standing: Standing) -> int | None:
+        """Return at which step the run ends, where that is known before it is there."""
+        if self.batches.steps is not None or self.is_regular(standing):
+            return len(self.batches)
+        return None
+
+    def ahead(self, standing: Standing) -> Iterator[GlobalBatch]:
+        """Yield the global batches to the end of the run, as they are if every step is applied."""
+        if self.is_regular(standing):
+            yield from self.batches.starting_at(standing.step)
+            return
+        while (batch := self.at(standing)) is not None:
+            yield batch
+            standing = Standing(step=batch.step + 1, cursor=batch.cursor, update=standing.update + 1)
+
+    def at(self, standing: Standing) -> GlobalBatch | None:
+        """Return the next global batch, or None at the end of the run."""
+        batches = self.batches
+        if self.is_regular(standing):
+            return batches.batch(standing.step) if standing.step < len(batches) else None
+        if batches.steps is not None and standing.step >= batches.steps:
+            return None
+        size = batches.batching.sizes(standing.update)
+        if batches.batching.last == "wrap":
+            return self._take(standing, size, least=1, stop=batches.end)
+        least = size if batches.batching.last == "drop" else 1
+        cursor, num_samples = standing.cursor, batches.num_samples
+        while batches.end is None or cursor < batches.end:
+            end_of_epoch = (cursor // num_samples + 1) * num_samples
+            from_here = Standing(step=standing.step, cursor=cursor, update=standing.update)
+            batch = self._take(from_here, size, least=least, stop=end_of_epoch)
+            if batch is not None:
+                return batch
+            cursor = end_of_epoch
+        return None
+
+    def is_last(self, batch: GlobalBatch, update: int) -> bool:
+        """Say whether the run ends after a batch, if that becomes update number `update`."""
+        after = Standing(step=batch.step + 1, cursor=batch.cursor, update=update)
+        if (num_steps := self.num_steps(after)) is not None:
+            return after.step >= num_steps
+        return after.cursor == self.batches.end or self.at(after) is None
+
+    def _take(self, standing: Standing, size: int, *, least: int, stop: int | None) -> GlobalBatch | None:
+        """Cut a batch out of the places up to `stop`; None where `least` samples are not there."""
+        places, ids, epochs, is_all = self._usable(standing.cursor, stop, at_least=size + least)
+        if len(places) < least:
+            return None
+        is_end = is_all and len(places) - size < least
+        if is_end and stop is not None:
+            cursor = stop  # what is left there makes no step
+        else:
+            cursor = int(places[min(size, len(places)) - 1]) + 1
+        return GlobalBatch(
+            step=standing.step,
+            epoch=int(places[0]) // self.batches.num_samples,
+            start=standing.cursor,
+            cursor=cursor,
+            ids=ids[:size],
+            epochs=epochs[:size],
+            micro_batch=self.batches.micro_batch,
+        )
+
+    def _usable(self, start: int, stop: int | None, *, at_least: int) -> tuple[Ids, Ids, Ids, bool]:
+        """Return places from `start` on that are not passed over, with ids and visits, and if all are found.
+
+        As many as asked for, or more, unless `stop` comes before.
+        """
+        width = at_least + len(self.quarantine)
+        while True:
+            end = start + width if stop is None else min(start + width, stop)
+            places = np.arange(start, end, dtype=np.int64)
+            ids, epochs = self.batches.visits(places)
+            is_all = end == stop
+            if self.quarantine:
+                use = ~np.isin(ids, self._passed)
+                places, ids, epochs = places[use], ids[use], epochs[use]
+                for shared in (ids, epochs):
+                    shared.setflags(write=False)
+            if is_all or len(places) >= at_least:
+                return places, ids, epochs, is_all
+            width *= 2
