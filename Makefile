@@ -7,7 +7,7 @@ BIN := .venv/bin
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "samestep needs Python 3.11 or newer; try: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,check]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,check,tensorboard,mlflow,wandb]'
 	touch $@
 
 demo: .venv/installed

@@ -8,6 +8,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import final
 
+import torch
+
 from samestep.callbacks.dispatch import CallbackLike, Callbacks, require_callback_list
 from samestep.errors import ConfigError
 from samestep.events import Event, Notice, StepReport
@@ -99,10 +101,14 @@ class Audience:
                 refuse_used(folder)
             report = opened.enter_context(Report(folder))  # closed last, since it reads what the others wrote
             self._listeners.append(opened.enter_context(RunFolder(folder)))
-        self._listeners.append(opened.enter_context(RankFile(folder, session.rank)))
+        gpu_uuid = None
+        if session.device.type == "cuda":
+            gpu_uuid = str(torch.cuda.get_device_properties(session.device).uuid)
+        self._listeners.append(opened.enter_context(RankFile(folder, session.rank, gpu_uuid=gpu_uuid)))
+        told = trackers(self._track, folder)  # on all ranks, so that a missing package is told by all
         if session.first:
             self._listeners.append(report)
-            for tracker in trackers(self._track, folder):
+            for tracker in told:
                 opened.callback(tracker.close)
                 self._listeners.append(tracker)
 

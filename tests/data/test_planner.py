@@ -23,14 +23,15 @@ LAST = st.sampled_from(["keep", "drop", "wrap"])
 @st.composite
 def plans(draw: st.DrawFn, *, with_growth: bool = True) -> Planner:
     growth = draw(st.dictionaries(st.integers(1, 8), SIZES, max_size=3)) if with_growth else {}
-    batching = Batching(
-        global_batch=draw(SIZES), last=draw(LAST), shuffle=draw(st.booleans()), growth=growth
-    )
+    batching = Batching(global_batch=draw(SIZES), last=draw(LAST), shuffle=draw(st.booleans()), growth=growth)
     num_samples = draw(st.integers(1, 60))
     if batching.last == "drop":
         num_samples += batching.sizes.largest
     batches = Batches(
-        num_samples=num_samples, batching=batching, seed=draw(st.integers(0, 9)), epochs=draw(st.integers(0, 3))
+        num_samples=num_samples,
+        batching=batching,
+        seed=draw(st.integers(0, 9)),
+        epochs=draw(st.integers(0, 3)),
     )
     least = batching.sizes.largest if batching.last == "drop" else 1
     bad = draw(st.sets(st.integers(0, num_samples - 1), max_size=num_samples - least))
@@ -102,7 +103,9 @@ def test_any_step_is_found_from_its_standing_alone(planner, data):
 def test_steps_of_one_size_are_those_of_the_arithmetic(planner):
     batches = planner.batches
     regular = Planner(batches=batches)
-    grown = Batching(**{**batches.batching.model_dump(), "growth": {10**6: batches.batching.global_batch + 1}})
+    grown = Batching(
+        **{**batches.batching.model_dump(), "growth": {10**6: batches.batching.global_batch + 1}}
+    )
     slow = Planner(batches=replace(batches, batching=grown))
     assert not slow.is_regular(Standing())
     assert regular.is_regular(Standing())

@@ -16,6 +16,7 @@ from samestep.config import AdamSettings, Recipe, ScheduleSettings, SgdSettings
 from samestep.config.checkpointing import Checkpointing
 from samestep.config.recipe import AverageSettings
 from samestep.tasks.lm import GptSettings, TextSettings
+from samestep.topology.launchers import LAUNCHERS, REFUSED
 from samestep.track.ledger import FIELDS
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference.md"
@@ -38,6 +39,8 @@ def made() -> dict[str, str]:
         "precision": Precision,
     }
     parts = {name: settings_table(kind) for name, kind in settings.items()}
+    parts["launchers"] = launcher_table()
+    parts["refused launchers"] = refused_table()
     parts["commands"] = "\n\n".join(command_sections())
     parts["ledger fields"] = ", ".join(f"`{name}`" for name in FIELDS) + "."
     return parts
@@ -77,7 +80,10 @@ def kind(schema: Mapping[str, Any]) -> str:
     if schema.get("format") == "path":
         return "path"
     if schema.get("type") == "array":
-        return f"list of {schema['maxItems']} numbers"
+        length = schema.get("maxItems")
+        return f"list of {length} numbers" if length else f"list of {kind(schema['items'])}"
+    if schema.get("type") == "object" and "additionalProperties" in schema:
+        return "names and values"
     if schema.get("type") not in TYPES:
         return "keys of its own, below"
     # 2**63 is the one limit that no reader wants to see in figures.
@@ -87,6 +93,8 @@ def kind(schema: Mapping[str, Any]) -> str:
 
 def default(schema: Mapping[str, Any]) -> str:
     value = schema.get("default")
+    if isinstance(value, list | dict) and not value:
+        return "none"
     if isinstance(value, dict):
         return f"`name: {value['name']}`" if "name" in value else "empty"
     if value is None:
@@ -117,6 +125,30 @@ def option_row(parameter: Any) -> tuple[str, str, str]:
     value = "" if parameter.is_flag else f" {(parameter.metavar or parameter.name).upper()}"
     shown = parameter.show_default if isinstance(parameter.show_default, str) else parameter.default
     return f"`{parameter.opts[0]}{value}`", "none" if shown in (None, False) else str(shown), parameter.help
+
+
+def code(*names: str | None) -> str:
+    return ", ".join(f"`{name}`" for name in names if name)
+
+
+def launcher_table() -> str:
+    """Return one row for each launcher whose ranks are joined, in the order in which they are asked."""
+    rows = []
+    for row in LAUNCHERS:
+        local = (row.local_rank, row.local_world_size, *(row.local_counts or ())[:1])
+        where = row.rendezvous or tuple(host.variable for host in row.hosts)
+        rows.append(
+            (row.name, code(*row.proofs[:1], row.rank, row.world_size), code(*local), code(*where), row.note)
+        )
+    return table(
+        ("launcher", "proof, rank, world size", "local rank, local world size", "meeting point", "note"), rows
+    )
+
+
+def refused_table() -> str:
+    """Return one row for each launcher that is refused, with what starts ranks there."""
+    rows = [(row.name, code(*row.proofs), row.start.replace("SCRIPT  (", "SCRIPT (")) for row in REFUSED]
+    return table(("launcher", "told by", "what starts the ranks"), rows)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from evaluations_on_processes import evaluate_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ import samestep
 from samestep.comm.transport import Transport
 from samestep.loop import metrics_rows
 from samestep.loop.metrics_rows import Rows
+from samestep.testing.processes import run_processes
 from samestep.testing.threads import run_threads
 
 NUM_SAMPLES, NUM_CLASSES = 23, 3
@@ -131,6 +133,13 @@ def test_a_metric_that_draws_draws_the_same_and_moves_nothing() -> None:
     assert first == second == third
 
 
+@pytest.mark.parametrize("num_samples", [3, 31])  # of three ranks, one has nothing to send, or not
+def test_rows_are_gathered_over_real_links(num_samples: int) -> None:
+    (alone,) = run_processes(evaluate_rows, 1, num_samples)
+    assert len(alone) == 8  # four numbers, of raw and of averaged weights
+    assert run_processes(evaluate_rows, 3, num_samples) == [alone] * 3
+
+
 def torchmetrics_of(name: str) -> Any:
     return pytest.importorskip("torchmetrics", reason="torchmetrics is not installed").__dict__[name]
 
@@ -184,7 +193,7 @@ BAD_ROWS: list[tuple[Callable[..., Any], str]] = [
     (lambda model, batch: {"a": batch["x"].sum()}, "a tensor without dims as a"),
     (
         lambda model, batch: {"a": batch["x"][:1]},
-        "returned 1 rows of a for micro-batch 0, which has 2 samples",
+        r"returned 1 rows of a for micro-batch \d+, which has 2 samples",
     ),
     (lambda model, batch: {"a": list(batch["x"])}, r"cannot be stored as JSON.*tensor\.tolist\(\)"),
     (

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from torch import nn
-from walked_runs import Loss, Points, ledger, train
+from walked_runs import Loss, Points, ledger, point, train
 
 import samestep
 from samestep.errors import DataError
@@ -23,20 +23,20 @@ class Overflow(Loss):
     """Not finite in the steps that hold a sample of two."""
 
     def __init__(self, bad: tuple[int, ...]) -> None:
-        self._bad = torch.stack([Points()[i] for i in bad]) if bad else torch.empty(0, 4)
+        self._bad = torch.stack([point(i) for i in bad])
 
     def __call__(self, model: nn.Module, batch: torch.Tensor) -> samestep.Weighted:
         values = model(batch).square().sum(1)
-        near = torch.cdist(batch, self._bad).min(dim=1).values < 0.5
-        return samestep.weighted(torch.where(near, math.inf, values))
+        near = torch.cdist(batch, self._bad).min(dim=1).values < 0.2
+        return samestep.weighted(torch.where(near, values * math.inf, values))
 
 
 @pytest.mark.parametrize("last", ["keep", "wrap", "drop"])
 def test_the_same_steps_on_any_number_of_ranks(last):
     batching = GROWING.model_copy(update={"last": last})
-    one = train(Points(), batching, epochs=3, asks=ASKS)
-    for ranks in (2, 5):
-        other = train(Points(), batching, epochs=3, asks=ASKS, ranks=ranks)
+    one = train(Points(), batching, epochs=2, asks=ASKS)
+    for ranks in (2, 3):
+        other = train(Points(), batching, epochs=2, asks=ASKS, ranks=ranks)
         assert ledger(other) == ledger(one)
         assert other.fingerprint == one.fingerprint
 
@@ -68,17 +68,20 @@ def test_a_wish_that_is_not_yet_agreed_goes_along_with_a_checkpoint(tmp_path):
     rest = train(Points(), GROWING, steps=6, asks={4: ASKS[4]}, folder=tmp_path, ranks=3, seen=seen)
     assert ledger(rest) == ledger(whole)[2:]
     told = [event for event in seen if isinstance(event, Quarantined)]
-    assert [(event.step, event.ids, event.reason) for event in told] == [(3, (5, 7, 60), "a test")]
+    assert [(event.step, event.ids, event.reason) for event in told] == [
+        (3, (5, 7, 60), "Quarantine: a test"),
+        (6, (0, 9, 31), "Quarantine: a test"),
+    ]
 
 
-@pytest.mark.parametrize("workers", [0, 3])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_wrong_guess_of_the_loader_moves_no_bit(workers):
     bad = (3, 17, 40)  # their steps are skipped, so the sizes come later than foreseen
     runs = [
         train(
             Points(),
             GROWING,
-            steps=16,
+            steps=11,
             asks=ASKS,
             loss=Overflow(bad),
             precision=SKIPS,
@@ -88,7 +91,7 @@ def test_a_wrong_guess_of_the_loader_moves_no_bit(workers):
         for ranks in (1, 2)
     ]
     assert ledger(runs[0]) == ledger(runs[1])
-    assert 1 <= sum(not report.applied for report in runs[0].history)
+    assert sum(not report.applied for report in runs[0].history) >= 1
     sizes = GROWING.sizes
     update = 0
     for report in runs[0].history:
@@ -103,7 +106,7 @@ def test_what_workers_made_on_a_wrong_guess_is_not_used():
         train(
             Points(),
             GROWING,
-            steps=16,
+            steps=11,
             asks=ASKS,
             loss=Overflow(bad),
             precision=SKIPS,

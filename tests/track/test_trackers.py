@@ -100,7 +100,7 @@ def test_tensorboard_reads_what_is_written(tmp_path: Path) -> None:
 def test_mlflow_reads_what_is_written_and_a_resumed_run_goes_on(tmp_path: Path) -> None:
     warnings: list[str] = []
     for steps in (range(4), range(4, 6)):
-        with MLflow(tmp_path, warn=warnings.append) as keep:
+        with MLflow(tmp_path, closing_seconds=50, warn=warnings.append) as keep:
             for event in events(steps):
                 keep(event)
     assert warnings == []

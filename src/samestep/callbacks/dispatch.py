@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from samestep.callbacks.callback import Callback, RunControl, RunFacts
 from samestep.callbacks.limit import time_limit
-from samestep.callbacks.unchanged import Unchanged
+from samestep.callbacks.unchanged import Look, Unchanged
 from samestep.config.arguments import require_callable
 from samestep.errors import CallbackError, ConfigError
 from samestep.events import CheckpointSaved, Evaluated, Event, Notice, RunEnded, RunStarted, StepReport
@@ -91,13 +91,19 @@ class Callbacks:
             self._facts.details = details or StepDetails()
         elif isinstance(event, Evaluated):
             self._facts.metrics = dict(event.metrics)
+        before: Look | None = None
         for member in self._here:
             told = _deed(member, event)
-            if told is not None:
-                with self._watched(member):
-                    told()
-                for note in member.control.notes():
-                    self._notify(Notice(level="info", message=note))
+            if told is None:
+                continue
+            if before is None and self._unchanged is not None:
+                before = self._unchanged.look()
+            with self._guarded(member):
+                told()
+            before = self._compared(member, before)
+            for note in member.control.notes():
+                self._notify(Notice(level="info", message=note))
+                before = None  # who hears of it may change something itself
 
     def take(self) -> Requests:
         """Return what the callbacks of this rank ask for, and forget it."""
@@ -126,17 +132,14 @@ class Callbacks:
         known = {member.name for member in self._members}
         return [name for name in states if name not in known]
 
-    @contextmanager
-    def _watched(self, member: _Member) -> Iterator[None]:
-        """Run a callback under its limit, and find out what it changed."""
-        before = self._unchanged.look() if self._unchanged else {}
-        with self._guarded(member):
-            yield
-        if self._unchanged is None:
-            return
-        changed = self._unchanged.changed(before, self._unchanged.look())
-        if changed:
+    def _compared(self, member: _Member, before: Look | None) -> Look | None:
+        """Report what a callback has changed, and return how everything is now."""
+        if self._unchanged is None or before is None:
+            return None
+        after = self._unchanged.look()
+        if changed := self._unchanged.changed(before, after):
             self._report(member, changed)
+        return after
 
     @contextmanager
     def _guarded(self, member: _Member) -> Iterator[None]:

@@ -74,6 +74,11 @@ class GradientNoiseScale(Callback):
             found = "drowned in noise so far" if samples is None else f"about {samples:.3g} samples"
             run.tell(f"step {report.step}: the gradient-noise scale is {found}.")
 
+    def on_end(self, run: RunControl) -> None:
+        """Say where no step gave an estimate."""
+        if run.first and not self._sums["share"]:
+            run.tell("no step gave an estimate. It needs two micro-batches or more with a weight in a step.")
+
     def state(self) -> dict[str, Any]:
         """Return the averages."""
         return dict(self._sums)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from samestep.cli import compare, doctor, init, run, train, verify
+from samestep.cli import compare, doctor, init, report, run, train, verify
 
 app = typer.Typer(
     name="samestep",
@@ -19,3 +19,4 @@ app.command(context_settings=run.CONTEXT)(run.run)
 app.command()(verify.verify)
 app.command()(compare.compare)
 app.command()(doctor.doctor)
+app.command()(report.report)

@@ -7,7 +7,7 @@ a step is found from the cursor at which it begins.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, final
 
 import numpy as np
@@ -90,10 +90,10 @@ class Planner:
         cursor, num_samples = standing.cursor, batches.num_samples
         while batches.end is None or cursor < batches.end:
             end_of_epoch = (cursor // num_samples + 1) * num_samples
-            from_here = Standing(step=standing.step, cursor=cursor, update=standing.update)
+            from_here = replace(standing, cursor=cursor)
             batch = self._take(from_here, size, least=least, stop=end_of_epoch)
             if batch is not None:
-                return batch
+                return replace(batch, start=standing.cursor)
             cursor = end_of_epoch
         return None
 

@@ -72,7 +72,7 @@ def _tiles(record: RunRecord, state: State) -> Iterator[dict[str, str]]:
     yield {"label": "Steps", "value": f"{done:,}", "note": note}
     first = record.ranks[min(record.ranks)] if record.ranks else None
     seconds = first.wall if first else state.seconds
-    yield {"label": "Time", "value": clock_time(seconds), "note": "training, without pauses"}
+    yield {"label": "Time", "value": clock_time(seconds), "note": "without pauses"}
     loss = record.curves["loss"].last
     start = record.curves["loss"].first
     yield {

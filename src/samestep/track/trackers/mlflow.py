@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Self, final
 
 from samestep.events import Event, RunEnded, RunStarted, Stopping
-from samestep.track.trackers.background import Background
+from samestep.track.trackers.background import CLOSING_SECONDS, Background
 from samestep.track.trackers.guard import Guard, Warn, require
 from samestep.track.trackers.scalars import scalars, settings
 
@@ -35,6 +35,7 @@ class MLflow:
         tracking_uri: str | None = None,
         experiment: str = "samestep",
         run_name: str | None = None,
+        closing_seconds: float = CLOSING_SECONDS,
         warn: Warn | None = None,
     ) -> None:
         # A database of one's own needs more than the client does.
@@ -44,6 +45,7 @@ class MLflow:
         self._uri = tracking_uri or f"sqlite:///{self._folder.absolute() / DATABASE}"
         self._experiment = experiment
         self._name = run_name or self._folder.absolute().name
+        self._closing_seconds = closing_seconds
         self._guard = Guard("mlflow", warn)
         self._background: Background | None = None
         self._metrics: list[tuple[str, float, int, int]] = []  # name, value, milliseconds, step
@@ -76,14 +78,14 @@ class MLflow:
             self.close()
 
     def close(self) -> None:
-        """Send what is left and end the run; waits for a server at most 30 s."""
+        """Send what is left and end the run; waits for a server at most `closing_seconds`."""
         if self._background is not None:
             background, self._background = self._background, None
             status = self._status
             if self._metrics:
                 self._send_to(background, time.time())
             background.put(lambda: self._client.set_terminated(self._run, status))
-            background.close()
+            background.close(self._closing_seconds)
 
     def __enter__(self) -> Self:
         return self
