@@ -84,8 +84,8 @@ def train(
     dict of such terms. `callbacks` are samestep.Callback objects, or functions of an event, which are called
     on every rank; `listeners` get every event on the first rank only. In `folder` the first rank keeps the
     ledger, the events, the report and the final state, and what `track` names ("tensorboard", "mlflow",
-    "wandb"); it may hold a run already only where `checkpoint` lets that run go on. The process takes its rank from the launcher that started it; alone it is a run of
-    one rank.
+    "wandb"). It may hold a run already only where `checkpoint` lets that run go on. The process takes its
+    rank from the launcher that started it; alone it is a run of one rank.
 
     Raises ConfigError for wrong settings, LossError for a loss that has no global meaning, DataError for a
     data set that fails, NonFinite for a gradient that is not finite, CallbackError for a callback that fails

@@ -160,7 +160,9 @@ def start(
     """Run the command up to the start of ranks; return what would have been started."""
     started: list[tuple[list[str], int, object]] = []
 
-    def run_ranks(ranks: list[str], workers: int, *, threads: int, all_ranks: bool, stop_grace_s: float) -> int:
+    def run_ranks(
+        ranks: list[str], workers: int, *, threads: int, all_ranks: bool, stop_grace_s: float
+    ) -> int:
         started.append((ranks, workers, (threads, all_ranks)))
         return 0
 
