@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from samestep import schedules
-    from samestep.callbacks.callback import Callback
+    from samestep.callbacks.callback import Callback, RunControl
     from samestep.callbacks.evaluations import BestCheckpoint, EarlyStopping
     from samestep.callbacks.noise_scale import GradientNoiseScale
     from samestep.callbacks.spikes import SpikeWatch
@@ -51,6 +51,9 @@ if TYPE_CHECKING:
     from samestep.loop.weighted import Weighted, weighted
     from samestep.optim.ema import EMA
     from samestep.precision.policy import Precision
+    from samestep.track.trackers.mlflow import MLflow
+    from samestep.track.trackers.tensorboard import TensorBoard
+    from samestep.track.trackers.wandb import WandB
     from samestep.trainer import Result, train
 
 _HOMES = {
@@ -73,6 +76,7 @@ _HOMES = {
     "Event": "samestep.events",
     "GradientNoiseScale": "samestep.callbacks.noise_scale",
     "LossError": "samestep.errors",
+    "MLflow": "samestep.track.trackers.mlflow",
     "NonFinite": "samestep.errors",
     "NotReproducible": "samestep.errors",
     "Notice": "samestep.events",
@@ -82,6 +86,7 @@ _HOMES = {
     "Quarantined": "samestep.events",
     "Result": "samestep.trainer",
     "Resumed": "samestep.events",
+    "RunControl": "samestep.callbacks.callback",
     "RunEnded": "samestep.events",
     "RunStarted": "samestep.events",
     "SamestepError": "samestep.errors",
@@ -89,8 +94,10 @@ _HOMES = {
     "SpikeWatch": "samestep.callbacks.spikes",
     "StepReport": "samestep.events",
     "Stopping": "samestep.events",
+    "TensorBoard": "samestep.track.trackers.tensorboard",
     "TermReport": "samestep.events",
     "TimedOut": "samestep.errors",
+    "WandB": "samestep.track.trackers.wandb",
     "Weighted": "samestep.loop.weighted",
     "train": "samestep.trainer",
     "weighted": "samestep.loop.weighted",
@@ -116,6 +123,7 @@ __all__ = [
     "Event",
     "GradientNoiseScale",
     "LossError",
+    "MLflow",
     "NonFinite",
     "NotReproducible",
     "Notice",
@@ -125,6 +133,7 @@ __all__ = [
     "Quarantined",
     "Result",
     "Resumed",
+    "RunControl",
     "RunEnded",
     "RunStarted",
     "SamestepError",
@@ -132,8 +141,10 @@ __all__ = [
     "SpikeWatch",
     "StepReport",
     "Stopping",
+    "TensorBoard",
     "TermReport",
     "TimedOut",
+    "WandB",
     "Weighted",
     "schedules",
     "train",

@@ -10,12 +10,14 @@ from typing import final
 
 import torch
 
+from samestep.callbacks.callback import Callback
 from samestep.callbacks.dispatch import CallbackLike, Callbacks, require_callback_list
 from samestep.errors import ConfigError
 from samestep.events import Event, Notice, StepReport
 from samestep.loop.batches import LoadedBatch
 from samestep.loop.noise import StepDetails
 from samestep.loop.session import Listener, Session
+from samestep.precision.policy import Precision, resolve_precision
 from samestep.track.folder import LEDGER, RunFolder, refuse_used
 from samestep.track.ledger import keep_steps
 from samestep.track.ranks import RankFile
@@ -62,6 +64,14 @@ class Audience:
         for listener in self._listeners:
             listener(event)
 
+    def suited(self, precision: str | Precision) -> Precision:
+        """Return the precision under which every callback can do its work: one may watch skipped steps."""
+        chosen = resolve_precision(precision)
+        watched = any(isinstance(one, Callback) and one.skips_nonfinite for one in self._given)
+        if watched and chosen.nonfinite is None:
+            return chosen.model_copy(update={"nonfinite": "skip"})
+        return chosen
+
     @contextmanager
     def attending(self, session: Session) -> Iterator[Callbacks]:
         """Open the run folder, and pass on from here what happens; the session is open, without a model."""
@@ -89,8 +99,9 @@ class Audience:
         self._ids = batch.plan.ids.tolist()
 
     def _details(self) -> StepDetails:
-        bad_ids = self._session.bad_ids if self._session else ()
-        return StepDetails(ids=tuple(self._ids), bad_ids=bad_ids)
+        if self._session is None:
+            return StepDetails(ids=tuple(self._ids))
+        return StepDetails(ids=tuple(self._ids), bad_ids=self._session.bad_ids, noise=self._session.noise)
 
     def _open(self, folder: Path, session: Session, opened: ExitStack) -> None:
         persistence = session.persistence

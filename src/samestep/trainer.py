@@ -98,7 +98,7 @@ def train(
     audience = Audience(callbacks, listeners, folder, track=track, timeout_s=timeout_s)
     session = Session(
         seed=seed,
-        precision=precision,
+        precision=audience.suited(precision),
         strategy=strategy,
         reduction=reduction,
         clip_norm=clip_norm,
@@ -115,6 +115,8 @@ def train(
     with session, audience.attending(session) as attending:
         model, made = session.setup(model, optimizer, schedule)
         attending.attach(model, made)
+        if attending.needs_noise:
+            session.measure_noise()
         batches = session.batches(
             dataset,
             batching,

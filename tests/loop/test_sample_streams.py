@@ -98,7 +98,9 @@ def test_passes_asked_for_one_by_one_are_those_of_one_call():
 
 
 def test_ranks_that_read_other_streams_are_told_so():
-    with pytest.raises(Disagreement, match="step 6: the samples that it gave for this step: 1 on rank 0"):
+    with pytest.raises(
+        Disagreement, match="step 5: the samples that it gave for this step: 10 on rank 0, but 7 on rank 1"
+    ):
         train(lambda rank: Stream(61 - 4 * rank), IN_ORDER, epochs=1, ranks=2)
     with pytest.raises(Disagreement, match="step 0: what the first sample of this step holds"):
         train(lambda rank: Stream(first=rank), IN_ORDER, epochs=1, ranks=3)
@@ -130,6 +132,12 @@ def test_the_length_is_told_where_it_is_known(tmp_path):
     seen = []
     train(Stream(), IN_ORDER, epochs=1, seen=seen, folder=tmp_path)
     assert [event.steps for event in seen if isinstance(event, RunStarted)] == [None]
+    for last, first, steps in [("keep", 7, 14), ("drop", 6, 12), ("wrap", 7, 13)]:
+        seen, place = [], tmp_path / last
+        batching = IN_ORDER.model_copy(update={"last": last})
+        for most in ({"steps": 3}, {"epochs": 1}, {"epochs": 2}):
+            train(SizedStream(), batching, seen=seen, folder=place, **most)
+        assert [event.steps for event in seen if isinstance(event, RunStarted)] == [3, first, steps]
     with pytest.raises(CheckpointError, match="the number of samples was None and is now 61"):
         train(SizedStream(), IN_ORDER, epochs=2, folder=tmp_path)
 

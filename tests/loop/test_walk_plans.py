@@ -10,6 +10,7 @@ from torch import nn
 from walked_runs import Loss, Points, ledger, point, train
 
 import samestep
+from samestep.data.loader import Loader
 from samestep.errors import DataError
 from samestep.events import Notice, Quarantined, RunStarted
 from samestep.precision.policy import Precision
@@ -100,8 +101,11 @@ def test_a_wrong_guess_of_the_loader_moves_no_bit(workers):
     assert runs[0].fingerprint == runs[1].fingerprint
 
 
-def test_what_workers_made_on_a_wrong_guess_is_not_used():
+def test_what_workers_made_on_a_wrong_guess_is_not_used(monkeypatch):
     bad = (3, 17, 40)
+    loads: list[object] = []
+    load = Loader.load
+    monkeypatch.setattr(Loader, "load", lambda self, told: (loads.append(told), load(self, told))[1])
     alone, ahead = (
         train(
             Points(),
@@ -114,6 +118,7 @@ def test_what_workers_made_on_a_wrong_guess_is_not_used():
         )
         for workers in (0, 2)
     )
+    assert len(loads) >= 2 * 3  # each run began anew, for a size and for two quarantines at least
     assert ledger(alone) == ledger(ahead)
     assert alone.fingerprint == ahead.fingerprint
 

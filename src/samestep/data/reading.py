@@ -104,6 +104,21 @@ class StreamPlan:
         assert chosen is not None
         return chosen
 
+    def num_steps_from(self, step: int, reading: Reading) -> int | None:
+        """Return at which step the run ends, by the length that a pass promises; None where that is open."""
+        if self.steps is not None:
+            return self.steps
+        if self.num_samples is None or self.epochs is None or self.batching.grows:
+            return None
+        passes, size = self.epochs - reading.epoch, self.batching.global_batch
+        if not passes:
+            return step
+        if self.batching.last == "wrap":
+            return step + -(-(passes * self.num_samples - reading.place) // size)
+        spare = 0 if self.batching.last == "drop" else size - 1
+        whole, rest = self.num_samples + spare, self.num_samples - reading.place + spare
+        return step + rest // size + (passes - 1) * (whole // size)
+
 
 def at_end(reading: Reading) -> Reading:
     """Return the same place as one that nothing follows."""

@@ -55,8 +55,8 @@ class TokenFile:
             self._tokens = self._map()
             if self._tokens.ndim != 1 or self._tokens.dtype.kind not in "iu":
                 raise DataError(
-                    f"{self._path} holds {self._tokens.dtype} of shape {self._tokens.shape}. A file of tokens "
-                    "has whole numbers along one axis."
+                    f"{self._path} holds {self._tokens.dtype} of shape {self._tokens.shape}. A file of "
+                    "tokens has whole numbers along one axis."
                 )
         return self._tokens
 

@@ -24,6 +24,7 @@ from samestep.loop.batches import LoadedBatch, Weights, open_stream
 from samestep.loop.engine import Engine, StepRules
 from samestep.loop.evaluate import Evaluation, evaluate
 from samestep.loop.meeting import Meeting
+from samestep.loop.noise import GradientNoise
 from samestep.loop.parts import build_parts
 from samestep.loop.persistence import Persistence
 from samestep.loop.requests import Requests
@@ -172,6 +173,15 @@ class Session:
     def bad_ids(self) -> tuple[int, ...]:
         """The samples of the first micro-batch of the last step whose loss was not finite."""
         return self._ready().bad_ids
+
+    @property
+    def noise(self) -> GradientNoise | None:
+        """The noise of the last step's gradient, where it is measured and can be."""
+        return self._ready().noise
+
+    def measure_noise(self) -> None:
+        """Measure the noise of the gradient from the next step on; on all ranks alike."""
+        self._ready().measure_noise()
 
     @property
     def average(self) -> Averaging | None:

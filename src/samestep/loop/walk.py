@@ -45,7 +45,8 @@ class Walk:
     def num_steps(self) -> int | None:
         """The plan's step at which this walk ends, where that is known before it is there."""
         if isinstance(self.batches, StreamPlan):
-            return self.batches.steps
+            step = self.standing.step
+            return None if self.quarantine else self.batches.num_steps_from(step, self.reading)
         return self._planner(self.batches).num_steps(self.standing)
 
     def ahead(self, update: int) -> Iterator[GlobalBatch]:
