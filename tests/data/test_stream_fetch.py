@@ -243,7 +243,7 @@ def test_what_counts_as_a_stream():
     assert is_stream(Plain(3))
     assert not is_stream([1, 2])
     assert length_of(Plain(3)) is None
-    with pytest.raises(ConfigError, match="a generator, which can be read only once"):
+    with pytest.raises(ConfigError, match="a generator, which has no length and can be read only once"):
         is_stream(i for i in range(3))
 
 

@@ -30,7 +30,7 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"batching": {"global_batch": 12}}, ["batching is {", "samestep.Batching("]),
     ({"dataset": Data(0)}, ["no samples", "Check its path"]),
     ({"dataset": numbers()}, ["a generator", "no length", "map-style"]),
-    ({"dataset": Stream()}, ["a Stream", "map-style"]),
+    ({"dataset": Stream()}, ["the data set is a stream", "Set shuffle to false"]),
     ({"dataset": None}, ["NoneType", "map-style"]),
     ({"steps": 3, "epochs": 1}, ["steps=3 and epochs=1", "Choose one"]),
     ({"steps": None}, ["neither is given"]),

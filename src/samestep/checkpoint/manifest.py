@@ -68,9 +68,10 @@ class Manifest:
 
     def text(self) -> str:
         """Return the manifest as JSON, with a hash over its own content."""
-        content: dict[str, Any] = {"format": FORMAT, **asdict(self)}
+        # Hashed as it will be read: JSON makes keys of numbers into words, which sort otherwise.
+        content: dict[str, Any] = json.loads(json.dumps({"format": FORMAT, **asdict(self)}))
         content["hash"] = _hash(content)
-        return json.dumps(content, ensure_ascii=False, indent=1)
+        return json.dumps(content, indent=1)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -86,14 +87,15 @@ class Manifest:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror}.") from None
         except ValueError as error:
             raise CheckpointError(f"{path}: damaged, no JSON: {error}.") from None
-        if not isinstance(content, dict) or "format" not in content:
+        if not isinstance(content, dict) or not isinstance(content.get("format"), int):
             raise CheckpointError(f"{path}: this is no manifest of samestep's.")
         if content["format"] != FORMAT:
             age = "a newer" if content["format"] > FORMAT else "an older"
+            versions = content.get("versions")
+            writer = versions.get("samestep") if isinstance(versions, dict) else None
             raise CheckpointError(
                 f"{path}: format {content['format']}, written by {age} version of samestep "
-                f"({content.get('versions', {}).get('samestep', 'unknown')}); this one reads {FORMAT}. "
-                "Read it with that version."
+                f"({writer or 'unknown'}); this one reads {FORMAT}. Read it with that version."
             )
         if content.pop("hash", None) != _hash(content):
             raise CheckpointError(
@@ -108,7 +110,7 @@ class Manifest:
             tensors = {name: _entry(values) for name, values in content.pop("tensors").items()}
             files = {name: Written(**values) for name, values in content.pop("files").items()}
             return cls(**content | {"order": tuple(content["order"])}, tensors=tensors, files=files)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{path}: the manifest is incomplete: {error}.") from None
 
 
@@ -174,5 +176,5 @@ def _entry(values: dict[str, Any]) -> TensorEntry:
 
 
 def _hash(content: dict[str, Any]) -> str:
-    text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -17,6 +17,8 @@ from samestep.checkpoint.manifest import MANIFEST
 from samestep.checkpoint.tensor_file import sync_folder
 from samestep.errors import CheckpointError
 
+CHECKPOINTS: Final = "checkpoints"  # in a run folder
+
 _NAME: Final = re.compile(r"step-(\d{8,})")
 _UNFINISHED: Final = ".part"
 _LEAVING: Final = ".old"
@@ -30,6 +32,19 @@ def step_folder(step: int) -> str:
     'step-00000050'
     """
     return f"step-{step:08}"
+
+
+def newest_at(path: Path) -> Path:
+    """Return the newest checkpoint of a run folder or of a folder of checkpoints, else the path itself."""
+    try:
+        if (path / MANIFEST).is_file():
+            return path
+        for folder in (path, path / CHECKPOINTS):
+            if whole := Shelf(folder).whole():
+                return whole[0]
+    except OSError:  # a name that the system does not take, a folder that may not be read: as if not there
+        return path
+    return path
 
 
 @final
@@ -65,6 +80,7 @@ class Shelf:
         replaced = place.with_name(f".{place.name}{_REPLACED}")
         sync_folder(unfinished)
         if place.exists():  # of a run that was resumed before this step
+            shutil.rmtree(replaced, ignore_errors=True)  # what an earlier commit could not remove
             place.rename(replaced)
         unfinished.rename(place)
         sync_folder(self.folder)

@@ -43,7 +43,7 @@ class Task:
             self._work()
         except OSError as error:
             where = f" ({error.filename})" if error.filename else ""
-            self.problem = f"{error.strerror or error}{where}"
+            self.problem = f"{error.strerror or error or type(error).__name__}{where}"
         except SamestepError as error:
             self.problem = str(error)
         except Exception as error:
@@ -86,6 +86,7 @@ def finish(
         for rank in range(manifest.world_size):
             (folder / _CONTRIBUTION.format(rank)).unlink()
         shelf.commit(manifest.step)
+        shelf.forget_after(manifest.step)  # of a run that this one took up at an earlier step
         shelf.keep_only(keep, best(shelf.whole()))
 
     return Task(work, "samestep-checkpoint-commit")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from samestep.cli import compare, doctor, init, report, run, train, verify
+from samestep.cli import compare, doctor, export, init, report, run, train, verify
 
 app = typer.Typer(
     name="samestep",
@@ -20,3 +20,4 @@ app.command()(verify.verify)
 app.command()(compare.compare)
 app.command()(doctor.doctor)
 app.command()(report.report)
+app.command()(export.export)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias, final
+from typing import Final, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from samestep.data.global_batch import Batches, GlobalBatch
 from samestep.errors import DataError
 
 Ids: TypeAlias = NDArray[np.int64]
+_AHEAD: Final = 1024  # places that are found in one go
 
 
 @final
@@ -43,6 +44,7 @@ class Planner:
     batches: Batches  # where the run ends, and the order
     quarantine: tuple[int, ...] = ()  # rising
     _passed: Ids = field(init=False, repr=False, compare=False)
+    _found: list[_Places] = field(default_factory=list, init=False, repr=False, compare=False)  # last, if any
 
     def __post_init__(self) -> None:
         """Raise DataError where no sample is left."""
@@ -85,13 +87,15 @@ class Planner:
             return None
         size = batches.batching.sizes(standing.update)
         if batches.batching.last == "wrap":
-            return self._take(standing, size, least=1, stop=batches.end)
-        least = size if batches.batching.last == "drop" else 1
+            return self._take(standing, size, least=1, worth=1, stop=batches.end)
+        is_drop = batches.batching.last == "drop"
+        least = size if is_drop else 1
+        worth = self._smallest_from(standing.update) if is_drop else 1
         cursor, num_samples = standing.cursor, batches.num_samples
         while batches.end is None or cursor < batches.end:
             end_of_epoch = (cursor // num_samples + 1) * num_samples
             from_here = replace(standing, cursor=cursor)
-            batch = self._take(from_here, size, least=least, stop=end_of_epoch)
+            batch = self._take(from_here, size, least=least, worth=worth, stop=end_of_epoch)
             if batch is not None:
                 return replace(batch, start=standing.cursor)
             cursor = end_of_epoch
@@ -104,12 +108,23 @@ class Planner:
             return after.step >= num_steps
         return after.cursor == self.batches.end or self.at(after) is None
 
-    def _take(self, standing: Standing, size: int, *, least: int, stop: int | None) -> GlobalBatch | None:
-        """Cut a batch out of the places up to `stop`; None where `least` samples are not there."""
-        places, ids, epochs, is_all = self._usable(standing.cursor, stop, at_least=size + least)
+    def _smallest_from(self, update: int) -> int:
+        """Return the smallest global batch that a step may have from an update on."""
+        sizes = self.batches.batching.sizes
+        return min([sizes(update), *(size for first, size in sizes.table if first > update)])
+
+    def _take(
+        self, standing: Standing, size: int, *, least: int, worth: int, stop: int | None
+    ) -> GlobalBatch | None:
+        """Cut a batch out of the places up to `stop`; None where `least` samples are not there.
+
+        Fewer than `worth` samples behind it make no step, and are passed over with it.
+        """
+        usable = self._usable(standing.cursor, stop, at_least=size + worth)
+        places = usable.places
         if len(places) < least:
             return None
-        is_end = is_all and len(places) - size < least
+        is_end = usable.is_all and len(places) - size < worth
         if is_end and stop is not None:
             cursor = stop  # what is left there makes no step
         else:
@@ -119,27 +134,54 @@ class Planner:
             epoch=int(places[0]) // self.batches.num_samples,
             start=standing.cursor,
             cursor=cursor,
-            ids=ids[:size],
-            epochs=epochs[:size],
+            ids=usable.ids[:size],
+            epochs=usable.epochs[:size],
             micro_batch=self.batches.micro_batch,
         )
 
-    def _usable(self, start: int, stop: int | None, *, at_least: int) -> tuple[Ids, Ids, Ids, bool]:
-        """Return places from `start` on that are not passed over, with ids and visits, and if all are found.
+    def _usable(self, start: int, stop: int | None, *, at_least: int) -> _Places:
+        """Return places from `start` on that are not passed over: as many, unless `stop` comes before."""
+        if self._found and self._found[0].covers(start, stop):
+            rest = self._found[0].after(start)
+            if rest.is_all or len(rest.places) >= at_least:
+                return rest
+        found = self._find(start, stop, at_least=max(at_least, _AHEAD))
+        self._found[:] = [found]
+        return found
 
-        As many as asked for, or more, unless `stop` comes before.
-        """
+    def _find(self, start: int, stop: int | None, *, at_least: int) -> _Places:
         width = at_least + len(self.quarantine)
         while True:
             end = start + width if stop is None else min(start + width, stop)
             places = np.arange(start, end, dtype=np.int64)
             ids, epochs = self.batches.visits(places)
-            is_all = end == stop
             if self.quarantine:
                 use = ~np.isin(ids, self._passed)
                 places, ids, epochs = places[use], ids[use], epochs[use]
                 for shared in (ids, epochs):
                     shared.setflags(write=False)
-            if is_all or len(places) >= at_least:
-                return places, ids, epochs, is_all
+            if end == stop or len(places) >= at_least:
+                return _Places(start, stop, places, ids, epochs, is_all=end == stop)
             width *= 2
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Places of the stream from `start` on that are not passed over, up to `stop` if it is all of them."""
+
+    start: int
+    stop: int | None
+    places: Ids
+    ids: Ids
+    epochs: Ids
+    is_all: bool
+
+    def covers(self, start: int, stop: int | None) -> bool:
+        return self.stop == stop and self.start <= start
+
+    def after(self, start: int) -> _Places:
+        first = int(np.searchsorted(self.places, start))
+        return _Places(
+            start, self.stop, self.places[first:], self.ids[first:], self.epochs[first:], self.is_all
+        )

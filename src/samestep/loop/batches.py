@@ -173,7 +173,7 @@ class BatchStream:
             for planned, request in enumerate(foreseen, start=update):
                 if walk.quarantine != quarantine or not walk.holds(planned, self._engine.update):
                     break
-                with self._transport.turn():
+                with self._transport.turn(), self._engine.phases.during("data"):
                     answer = next(answers)
                 if not isinstance(answer, StreamAnswer):
                     raise InternalError("a stream was answered with something else than its samples.")
@@ -198,7 +198,7 @@ class BatchStream:
         # The loader works ahead; what a skipped batch left unread is passed over here.
         for request in requests:
             # Samples are made under their own seeds, so ranks that are threads take turns here too.
-            with self._transport.turn():
+            with self._transport.turn(), self._engine.phases.during("data"):
                 data = next(loaded)
             if (request.step, request.index) == (micro.step, micro.index):
                 return to_device(data, self._device)

@@ -9,6 +9,7 @@ anybody fails, all give up the checkpoint and say why; training goes on, and the
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ class _UnderWay:
     finishing: Task | None = None  # of the first rank
     stall_seconds: float = 0.0
     copied_at: float = 0.0
+    began: float | None = None  # where training waits until it is whole
 
     def mark(self) -> Mark:
         """Say how far this rank is; never waits."""
@@ -79,6 +81,7 @@ class Keeper:
             None  # of the newest checkpoint that is whole, this run's or resumed from
         )
         self.last_problem: str | None = None  # of the last checkpoint, where it failed
+        self.failed_step: int | None = None  # of that one
         self._transport = transport
         self._device = device
         self._notify = notify
@@ -104,11 +107,12 @@ class Keeper:
             reason=reason,
             writing=write_share(folder, self._transport.rank, copies, values),
         )
-        if not self.policy.background:
-            self.drain()
-            return
         self._under_way.copied_at = time.monotonic()
-        self._under_way.stall_seconds = self._under_way.copied_at - began
+        if self.policy.background:
+            self._under_way.stall_seconds = self._under_way.copied_at - began
+            return
+        self._under_way.began = began
+        self.drain()
 
     def hear(self, marks: Sequence[int]) -> None:
         """Collective. Take the next step of the checkpoint under way, by the marks of all ranks."""
@@ -140,13 +144,14 @@ class Keeper:
         )
         told = json.dumps(manifest.num_bytes if manifest else 0).encode()
         num_bytes = json.loads(gather_bytes(self._transport, told, device=self._device)[0])
+        ended = time.monotonic()
         self._notify(
             CheckpointSaved(
                 step=now.manifest.step,
                 folder=str(self.shelf.folder / step_folder(now.manifest.step)),
                 num_bytes=num_bytes,
-                stall_seconds=now.stall_seconds,
-                write_seconds=time.monotonic() - now.copied_at,
+                stall_seconds=now.stall_seconds if now.began is None else ended - now.began,
+                write_seconds=ended - now.copied_at,
                 reason=now.reason,
             )
         )
@@ -159,6 +164,7 @@ class Keeper:
         if self._is_first:
             self.shelf.give_up(now.manifest.step)
         self._under_way, self.last_problem = None, f"rank {rank}: {text}"
+        self.failed_step = now.manifest.step
         self._notify(
             CheckpointFailed(
                 step=now.manifest.step,
@@ -177,8 +183,8 @@ class Keeper:
                 manifest = Manifest.read(place)
             except CheckpointError:  # damaged since: no candidate, and not worth a failed commit
                 continue
-            if self.policy.best in manifest.metrics:
-                value = manifest.metrics[self.policy.best]
+            value = manifest.metrics.get(self.policy.best)
+            if value is not None and not math.isnan(value):
                 found.append((value if self.policy.mode == "min" else -value, manifest.step, place))
         return [min(found)[2]] if found else []
 

@@ -25,7 +25,7 @@ from samestep.loop.engine import Engine
 from samestep.loop.evidence import agree_evidence, notice_of_change
 from samestep.loop.keeper import Keeper
 from samestep.loop.requests import Requests, agree_requests, merge_requests
-from samestep.loop.resume import broken_key, choose, require_same_data, require_shared
+from samestep.loop.resume import broken_key, choose, require_same_data, require_shared, require_unused
 from samestep.loop.run_settings import RunSettings
 from samestep.loop.state import Position, RunState
 from samestep.loop.walk import Walk
@@ -250,7 +250,7 @@ class Persistence:
         if self._keeper.policy.at_end and step > self.first_step:
             self._save(step, "the end of the run")
         self._keeper.drain()
-        self._require_stored(step if self._keeper.policy.at_end else None)
+        self._require_stored()
 
     def _open(self, shelf: Shelf) -> None:
         """Collective. Let the first rank make the folder; its error is raised on all ranks."""
@@ -259,6 +259,8 @@ class Persistence:
         if self._transport.rank == 0:
             try:
                 shelf.open()
+                if not self.may_go_on:
+                    require_unused(shelf)
             except CheckpointError as raised:
                 problem, error = 1, raised
         failed = self._transport.ballot(torch.tensor([problem], dtype=torch.int64)).any()
@@ -293,11 +295,11 @@ class Persistence:
         self._save(step, signal_name)
         if self._keeper is not None:
             self._keeper.drain()
-            self._require_stored(step)
+            self._require_stored()
         raise SystemExit(STOPPED)
 
-    def _require_stored(self, step: int | None) -> None:
-        if self._keeper is None or self._keeper.last_problem is None or step is None:
+    def _require_stored(self) -> None:
+        if self._keeper is None or self._keeper.last_problem is None:
             return
         older = self._keeper.last_step
         rest = (
@@ -306,8 +308,8 @@ class Persistence:
             else "There is no older one."
         )
         raise CheckpointError(
-            f"the last checkpoint, of step {step}, could not be written: {self._keeper.last_problem}. {rest} "
-            "Make room, and run the same command again."
+            f"the last checkpoint, of step {self._keeper.failed_step}, could not be written: "
+            f"{self._keeper.last_problem}. {rest} Make room, and run the same command again."
         )
 
     def _note_wishes(self) -> None:

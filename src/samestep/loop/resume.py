@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from samestep.checkpoint.manifest import MANIFEST
 from samestep.checkpoint.reader import StoredCheckpoint
-from samestep.checkpoint.shelf import Shelf
+from samestep.checkpoint.shelf import Shelf, newest_at
 from samestep.comm.messages import gather_bytes
 from samestep.comm.transport import Transport
 from samestep.errors import CheckpointError, ConfigError
@@ -46,8 +45,8 @@ def choose(
             raise CheckpointError(problem + (f" The next older whole one is {older}." if older else ""))
         if number == len(candidates) - 1:
             raise CheckpointError(
-                f"{problem} No older checkpoint is whole either. Start anew with resume='never', or restore "
-                "the folder from a copy."
+                f"{problem} No older checkpoint is whole either. Restore the folder from a copy, or start "
+                "anew in another one."
             )
         notify(Notice(level="warning", message=f"checkpoint passed over, taking the next older: {problem}"))
     return None
@@ -58,13 +57,7 @@ def _candidates(shelf: Shelf | None, resume: str | Path, transport: Transport) -
         return []
     if str(resume) == "auto":
         return [str(place) for place in shelf.whole()] if shelf else []
-    path = Path(resume).absolute()
-    if (path / MANIFEST).is_file():
-        return [str(path)]
-    for folder in (path, path / "checkpoints"):  # a folder of checkpoints, or a run folder
-        if whole := Shelf(folder).whole():
-            return [str(whole[0])]
-    return [str(path)]
+    return [str(newest_at(Path(resume).absolute()))]
 
 
 def _check(place: Path, transport: Transport, *, device: torch.device) -> str | None:
@@ -83,7 +76,8 @@ def _check(place: Path, transport: Transport, *, device: torch.device) -> str | 
 def _older(place: Path, transport: Transport, *, device: torch.device) -> str | None:
     """Collective. Return the next older checkpoint beside one that is damaged, where it is whole."""
     beside = Shelf(place.parent).whole() if transport.rank == 0 else []
-    older = [str(other) for other in beside if other.name < place.name]
+    length = len(place.name)  # numbers of more digits are later ones
+    older = [str(other) for other in beside if (len(other.name), other.name) < (length, place.name)]
     for other in _told_by_first(older, transport, device=device):
         if _check(Path(other), transport, device=device) is None:
             return other
@@ -93,6 +87,15 @@ def _older(place: Path, transport: Transport, *, device: torch.device) -> str | 
 def _told_by_first(values: Sequence[str], transport: Transport, *, device: torch.device) -> list[str]:
     told: list[str] = json.loads(gather_bytes(transport, json.dumps(list(values)).encode(), device=device)[0])
     return told
+
+
+def require_unused(shelf: Shelf) -> None:
+    """Raise CheckpointError where a new run would write among the checkpoints of another one."""
+    if there := shelf.whole():
+        raise CheckpointError(
+            f"checkpoint.folder is {shelf.folder}, which holds checkpoints of a run ({there[0].name} is the "
+            "newest), and resume is 'never'. Name another folder, or remove this one."
+        )
 
 
 def require_shared(folder: Path, transport: Transport) -> None:
@@ -116,10 +119,11 @@ def broken_key(stored: StoredCheckpoint, key: dict[str, str | int]) -> dict[str,
 
 def require_same_data(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
     """Raise CheckpointError where the order of the samples would not be the one of before."""
-    for name, value in before.items():
-        if name not in MOVES and name in now and now[name] != value:
+    for name in {**before, **now}:
+        if name not in MOVES and before.get(name) != now.get(name):
+            was, is_now = (state.get(name, "left out") for state in (before, now))
             raise CheckpointError(
-                f"{folder}: {name} was {value} and is now {now[name]}, so the samples would not come in the "
+                f"{folder}: {name} was {was} and is now {is_now}, so the samples would not come in the "
                 "order of the run that was stopped: some twice, some never. Go on with the data and the "
                 "batching of before, or start a run of its own: resume='never' and another folder."
             )

@@ -121,6 +121,7 @@ class Walk:
 
     def state(self) -> dict[str, Any]:
         """Return where it stands, and what decides on the order of the samples, as JSON."""
+        batching = self.batches.batching.model_dump(mode="json", exclude_defaults=True)
         return {
             "ended": self.standing.step,
             "offset": self.offset,
@@ -130,7 +131,13 @@ class Walk:
             "evidence": dict(self.evidence),
             "asked": dict(self.asked),
             "the number of samples": self.batches.num_samples,
-            "batching": self.batches.batching.model_dump_json(),
+            # Without defaults, so that a setting that comes later does not part old runs from new ones.
+            **{
+                f"batching.{name}": value
+                for name, value in self.batches.batching.model_dump(
+                    mode="json", exclude_defaults=True
+                ).items()
+            },
             "the seed": self.batches.seed,
         }
 
