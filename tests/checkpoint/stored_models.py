@@ -51,7 +51,7 @@ def storage_of(model: nn.Module, world_size: int) -> ParameterStore:
     return ParameterStore(layout, [parameter for _, parameter in named], masters=True)
 
 
-def manifest_of(state: Mapping[str, Tensor], step: int, world_size: int, **changes: Any) -> Manifest:
+def manifest_of(tensors: Mapping[str, Tensor], step: int, world_size: int, **changes: Any) -> Manifest:
     values: dict[str, Any] = {
         "step": step,
         "update": step,
@@ -61,8 +61,8 @@ def manifest_of(state: Mapping[str, Tensor], step: int, world_size: int, **chang
         "versions": {"samestep": "0"},
         "state": {"average": None},
         "metrics": {},
-        "order": tuple(state),
-        "aliases": aliases_of(dict(state)),
+        "order": tuple(tensors),
+        "aliases": aliases_of(dict(tensors)),
         "tensors": {},
     }
     return Manifest(**{**values, **changes})

@@ -132,12 +132,7 @@ class Walk:
             "asked": dict(self.asked),
             "the number of samples": self.batches.num_samples,
             # Without defaults, so that a setting that comes later does not part old runs from new ones.
-            **{
-                f"batching.{name}": value
-                for name, value in self.batches.batching.model_dump(
-                    mode="json", exclude_defaults=True
-                ).items()
-            },
+            **{f"batching.{name}": value for name, value in batching.items()},
             "the seed": self.batches.seed,
         }
 
