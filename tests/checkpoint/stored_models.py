@@ -26,7 +26,7 @@ class Motley(nn.Module):
         made = torch.Generator().manual_seed(seed)
 
         def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.randn(*shape, generator=made, dtype=torch.float64).to(dtype)
+            return torch.randn(shape, generator=made, dtype=torch.float64).to(dtype)
 
         self.plain = nn.Parameter(drawn(7, 5))
         self.scalar = nn.Parameter(drawn())
@@ -34,8 +34,8 @@ class Motley(nn.Module):
         self.image = nn.Parameter(drawn(4, 3, 2, 2).to(memory_format=torch.channels_last))
         self.turned = nn.Parameter(drawn(6, 4).t())
         self.waves = nn.Parameter(torch.complex(drawn(5, 3), drawn(5, 3)))
-        self.half = nn.Parameter(drawn(33, dtype=torch.bfloat16))
-        self.double = nn.Parameter(drawn(3, dtype=torch.float64))
+        self.halves = nn.Parameter(drawn(33, dtype=torch.bfloat16))
+        self.doubles = nn.Parameter(drawn(3, dtype=torch.float64))
         self.frozen = nn.Parameter(drawn(4, dtype=torch.float16), requires_grad=False)
         self.tied = self.plain
         for name, dtype in {"b": torch.bool, "i": torch.int64, "u": torch.uint8, "h": torch.int16}.items():

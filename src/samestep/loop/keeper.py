@@ -133,10 +133,6 @@ class Keeper:
             words = self._transport.ballot(torch.tensor([self.mark()], dtype=torch.int64))
             self.hear(words[:, 0].tolist())
 
-    def abandon(self) -> None:
-        """Let go of what is under way after an error; the next run clears away what is left of it."""
-        self._under_way = None
-
     def _report(self, now: _UnderWay) -> None:
         self._under_way, self.last_step, self.last_problem = None, now.manifest.step, None
         manifest = (
