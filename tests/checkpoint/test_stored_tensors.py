@@ -82,7 +82,9 @@ def test_the_content_does_not_depend_on_who_wrote_it(tmp_path: Path) -> None:
     for world_size in (1, 3):
         place = store_model(tmp_path / str(world_size), Motley(5), step=1, world_size=world_size)
         with StoredCheckpoint(place) as stored:
-            states.append({name: bytes(raw_bytes(t)) for name, t in stored.model_state().items() if t.numel()})
+            states.append(
+                {name: bytes(raw_bytes(t)) for name, t in stored.model_state().items() if t.numel()}
+            )
             assert len(stored.manifest.files) == world_size
     assert states[0] == states[1]
 

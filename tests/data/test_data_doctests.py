@@ -10,7 +10,16 @@ import pytest
 
 @pytest.mark.parametrize(
     "name",
-    ["data.assign", "data.describe", "data.global_batch", "data.order", "numerics.seeds"],
+    [
+        "data.assign",
+        "data.content",
+        "data.describe",
+        "data.global_batch",
+        "data.identity",
+        "data.mixture",
+        "data.order",
+        "numerics.seeds",
+    ],
 )
 def test_examples(name):
     module = importlib.import_module(f"samestep.{name}")

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from samestep.data.build_once import prepared, prepared_tokens
 from samestep.data.images import ImageFolder
-from samestep.data.prepared import prepared, prepared_tokens
-from samestep.data.rows import rows
+from samestep.data.row_files import rows
 from samestep.data.tokens import TokenFile
 from samestep.errors import ConfigError, DataError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -151,3 +152,19 @@ def test_wrong_settings_are_refused_before_anything_is_built(
     (tmp_path / "r.yaml").write_text("")
     with pytest.raises(ConfigError, match=expected):
         prepare(recipe(tmp_path, **changes), tmp_path / "r.yaml")
+
+
+def test_a_cached_text_gives_the_same_samples_and_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = prepare(recipe(tmp_path), tmp_path / "r.yaml").task.build_dataset()
+    cached_recipe = recipe(tmp_path, data={"text": "a.txt", "cache": "cache"})
+    for _ in range(2):
+        cached = prepare(cached_recipe, tmp_path / "r.yaml").task.build_dataset()
+        copy = pickle.loads(pickle.dumps(cached))
+        assert len(cached) == len(plain) == len(copy)
+        for ours in (cached, copy):
+            batches = [default_collate([data[i] for i in range(len(plain))]) for data in (plain, ours)]
+            assert torch.equal(*batches)
+        assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".bin"]
+        monkeypatch.setattr("samestep.tasks.lm.read_text", None)  # not asked a second time

@@ -7,6 +7,8 @@ such a name can be loaded, unless something damaged it afterwards, which the has
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shutil
 from collections.abc import Iterable
@@ -58,6 +60,8 @@ class Shelf:
         """Make the folder, and clear away what killed writers left. Raises CheckpointError."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(self.folder, os.W_OK | os.X_OK):  # else it would be known after hours
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             for rest in sorted(self.folder.glob(".step-*")):
                 place = self.folder / rest.name.removeprefix(".").removesuffix(rest.suffix)
                 if rest.suffix == _REPLACED and not place.exists():

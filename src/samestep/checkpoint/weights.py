@@ -143,7 +143,7 @@ def _checkpoint_at(path: Path, step: int | None) -> Path:
         place = newest_at(path)
         if _is_file(place / MANIFEST):
             return place
-        what = "holds no checkpoint that was finished" if path.is_dir() else "is not there"
+        what = "holds no checkpoint that was finished" if _is_there(path) else "is not there"
         raise CheckpointError(
             f"{path} {what}. Name a checkpoint (a folder step-...), a run folder, or a safetensors file."
         )
@@ -159,8 +159,12 @@ def _checkpoint_at(path: Path, step: int | None) -> Path:
 
 
 def _is_file(path: Path) -> bool:
+    return _is_there(path) and path.is_file()
+
+
+def _is_there(path: Path) -> bool:
     try:
-        return path.is_file()
+        return path.exists()
     except OSError:  # a name that the system does not take
         return False
 

@@ -43,7 +43,7 @@ class Task:
             self._work()
         except OSError as error:
             where = f" ({error.filename})" if error.filename else ""
-            self.problem = f"{error.strerror or error or type(error).__name__}{where}"
+            self.problem = f"{error.strerror or str(error) or type(error).__name__}{where}"
         except SamestepError as error:
             self.problem = str(error)
         except Exception as error:

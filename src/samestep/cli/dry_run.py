@@ -11,6 +11,7 @@ from samestep.config import Recipe, write_yaml
 from samestep.data.assign import assign
 from samestep.data.global_batch import Batches
 from samestep.data.loader import Loader
+from samestep.data.planner import planned_steps
 from samestep.loop.trainables import make_optimizer, trainables
 from samestep.loop.weighted import Weighted, check_loss
 from samestep.tasks.assembly import Assembly, assemble
@@ -39,12 +40,16 @@ def tell(prepared: Prepared, workers: int) -> None:
 
 def plan(batches: Batches, workers: int, task: Task) -> Iterator[tuple[str, str]]:
     """Yield what the run will do, by arithmetic alone."""
-    first, steps = batches.batch(0), len(batches)
+    first, steps = batches.batch(0), planned_steps(batches)
     shares = [len(run) for run in assign(first.num_micro_batches, [1.0] * workers)]
     yield "samples", f"{batches.num_samples:,}"
     yield "global batch", f"{batches.batching.global_batch} samples = {first.num_micro_batches} micro-batches"
     yield "micro-batch", f"{batches.micro_batch} samples"
     yield "ranks", f"{workers}, with {_range(shares)} micro-batches of a step each"
+    if batches.batching.grows:
+        sizes = ", ".join(f"{size} from update {update} on" for update, size in batches.batching.sizes.table)
+        yield "steps", f"{steps:,} if every one is applied; {sizes}"
+        return
     yield "steps", f"{steps:,}; {batches.steps_per_epoch:,} in an epoch"
     if steps:
         last = batches.batch(min(steps, batches.steps_per_epoch) - 1)

@@ -10,10 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from samestep.data.build_once import prepared, prepared_tokens
     from samestep.data.images import ImageFolder
     from samestep.data.mixture import Mixture, StreamMixture
-    from samestep.data.prepared import prepared, prepared_tokens
-    from samestep.data.rows import rows
+    from samestep.data.row_files import rows
     from samestep.data.shuffled import Shuffled
     from samestep.data.stream import Streamed
     from samestep.data.tokens import TokenFile
@@ -40,7 +40,9 @@ def __getattr__(name: str) -> object:
         "StreamMixture": "mixture",
         "Streamed": "stream",
         "TokenFile": "tokens",
-        "prepared_tokens": "prepared",
+        "prepared": "build_once",
+        "prepared_tokens": "build_once",
+        "rows": "row_files",
     }
     if name not in homes:
         raise AttributeError(f"module 'samestep.data' has no attribute {name!r}")

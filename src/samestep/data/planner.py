@@ -165,6 +165,22 @@ class Planner:
             width *= 2
 
 
+def planned_steps(batches: Batches) -> int:
+    """Return the steps of a run from its first one on, if every step is applied and no sample is left out."""
+    if batches.steps is not None or not batches.batching.grows:
+        return len(batches)
+    sizes, last = batches.batching.sizes, batches.batching.last
+    assert batches.epochs is not None
+    stretch = batches.epochs * batches.num_samples if last == "wrap" else batches.num_samples
+    steps = 0
+    for _ in range(1 if last == "wrap" else batches.epochs):
+        left = stretch
+        while left > 0 and (last != "drop" or left >= sizes(steps)):
+            left -= sizes(steps)
+            steps += 1
+    return steps
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class _Places:

@@ -72,8 +72,8 @@ def is_stream(dataset: object) -> bool:
     """Say whether a data set is read as a stream. Raises ConfigError for one that can be read only once."""
     if isinstance(dataset, Iterator):
         raise ConfigError(
-            f"the data set is a {type(dataset).__name__}, which has no length and can be read only once. Give "
-            "an object whose __iter__ begins a new pass, or a map-style data set."
+            f"the data set is a {type(dataset).__name__}, which has no length and can be read only once. "
+            "Give an object whose __iter__ begins a new pass, or a map-style data set."
         )
     if isinstance(dataset, IterableDataset):
         return True

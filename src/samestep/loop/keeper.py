@@ -30,6 +30,7 @@ from samestep.errors import CheckpointError
 from samestep.events import CheckpointFailed, CheckpointSaved, Event
 
 _LOOK_S: Final = 0.5  # between two ballots while everybody waits for a disk
+_LET_GO_S: Final = 2.0  # for which the end of a run that failed waits for a disk
 
 
 class Mark(IntEnum):
@@ -91,14 +92,18 @@ class Keeper:
         """Return this rank's word for the ballot."""
         return int(self._under_way.mark()) if self._under_way else int(Mark.NOTHING)
 
-    def save(self, collect: Callable[[], tuple[list[Part], dict[str, Any], Manifest]], reason: str) -> None:
-        """Collective. Copy the state, and start to write it; an unfinished write before is waited for.
+    def save(
+        self, step: int, collect: Callable[[], tuple[list[Part], dict[str, Any], Manifest]], reason: str
+    ) -> None:
+        """Collective. Copy the state, and start to write it, unless that of this step is whole already.
 
-        `collect` gives this rank's parts as views, its values that are no tensors, and the manifest without
-        the places of tensors.
+        An unfinished write before is waited for. `collect` gives this rank's parts as views, its values that
+        are no tensors, and the manifest without the places of tensors.
         """
         began = time.monotonic()
         self.drain()
+        if self.last_step == step:
+            return
         parts, values, manifest = collect()
         copies = copied(parts)
         folder = self.shelf.unfinished(manifest.step)
@@ -132,6 +137,15 @@ class Keeper:
             (now.finishing or now.writing).is_done(within_s=_LOOK_S)
             words = self._transport.ballot(torch.tensor([self.mark()], dtype=torch.int64))
             self.hear(words[:, 0].tolist())
+
+    def abandon(self) -> None:
+        """Let go of what is under way after an error; the next run clears away what is left of it.
+
+        That may begin in this very process, so the writing thread gets a moment to end.
+        """
+        now, self._under_way = self._under_way, None
+        if now is not None:
+            (now.finishing or now.writing).is_done(within_s=_LET_GO_S)
 
     def _report(self, now: _UnderWay) -> None:
         self._under_way, self.last_step, self.last_problem = None, now.manifest.step, None

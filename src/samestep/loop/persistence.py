@@ -100,6 +100,8 @@ class Persistence:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._signals.__exit__(kind, error, trace)
+        if self._keeper is not None:
+            self._keeper.abandon()
         if self._stored is not None:
             self._stored.close()
 
@@ -339,6 +341,4 @@ class Persistence:
         def collect() -> tuple[list[Part], dict[str, Any], Manifest]:
             return state.gather(position, self._key)
 
-        self._keeper.drain()
-        if self._keeper.last_step != step:
-            self._keeper.save(collect, reason)
+        self._keeper.save(step, collect, reason)

@@ -57,6 +57,7 @@ class RunState:
         self._engine = engine
         self._transport = transport
         self._groups = settings_of(engine.optimizer)  # as the user's program made them
+        self._versions = {name: version(name) for name in ("samestep", "torch")}
 
     def gather(
         self, position: Position, key: Mapping[str, str | int]
@@ -79,7 +80,7 @@ class RunState:
             world_size=self._transport.world_size,
             digest=state_digest(parts, self._transport),
             numerics_key=dict(key),
-            versions={name: version(name) for name in ("samestep", "torch")},
+            versions=self._versions,
             state={
                 "optimizer": type(parts.optimizer).__name__,
                 "groups_made": self._groups,
@@ -153,6 +154,11 @@ class RunState:
         """Give the groups the settings they had, unless the program makes them otherwise than before."""
         told: list[str] = []
         groups = self._engine.optimizer.param_groups
+        if len(made) != len(groups):
+            had = f"{len(made)} parameter group{'s' if len(made) > 1 else ''}"
+            told.append(
+                f"the optimizer had {had} and has {len(groups)}: those that are new keep their own settings."
+            )
         for number, (group, before, ours, then) in enumerate(
             zip(groups, made, self._groups, now, strict=False)
         ):

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from samestep.config import AdamSettings, OptimizerSettings, Recipe
 from samestep.data.global_batch import Batches
+from samestep.data.planner import planned_steps
 from samestep.optim.schedules import Schedule
 from samestep.tasks.prepare import Prepared, schedule_of
 from samestep.tasks.task import Collates, DataSet
@@ -51,7 +52,7 @@ def num_steps(recipe: Recipe, num_samples: int) -> int:
     batches = Batches(
         num_samples=num_samples, batching=recipe.batching, seed=recipe.seed, epochs=recipe.epochs
     )
-    return len(batches)
+    return planned_steps(batches)
 
 
 def optimizer_of(settings: OptimizerSettings) -> Callable[[Iterable[Tensor]], Optimizer]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, cast, final
+from typing import TYPE_CHECKING, Annotated, BinaryIO, ClassVar, Literal, Self, cast, final
 
 from pydantic import Field, model_validator
 
 from samestep.config import Settings
+from samestep.data.build_once import prepared
 from samestep.errors import ConfigError
 from samestep.tasks.text import FORMATS, ByteWindows, format_of, read_text
 
@@ -42,9 +43,16 @@ class TextSettings(Settings):
 
     text: Path = Field(description=f"a file: {', '.join(FORMATS)} (JSON lines: the key text)")
     tokenizer: Literal["bytes"] = Field(default="bytes", description="how text becomes numbers")
+    cache: Path | None = Field(
+        default=None, description="a folder for the text made into bytes: made once, shared by ranks and runs"
+    )
     prompt: str = Field(default="\n", min_length=1, description="what the sample at the end begins with")
     sample: int = Field(default=200, ge=0, description="bytes of the sample at the end; 0: none")
     temperature: float = Field(default=0.7, ge=0, description="of the sample; 0: always the likeliest byte")
+
+
+def _write_text(text: Path, file: BinaryIO) -> None:
+    file.write(read_text(text))
 
 
 @final
@@ -74,7 +82,12 @@ class LanguageModel:
 
     def build_dataset(self) -> ByteWindows:
         """Return windows of context + 1 bytes: inputs and, one further, targets."""
-        return ByteWindows(read_text(self._data.text), self._model.context + 1)
+        text, length = self._data.text, self._model.context + 1
+        if self._data.cache is None:
+            return ByteWindows(read_text(text), length)
+        recipe = f"UTF-8 bytes, version 1, of {format_of(text)}"
+        path = prepared(self._data.cache, [text], recipe, lambda file: _write_text(text, file))
+        return ByteWindows(path, length)
 
     def loss(self, model: nn.Module, batch: object) -> Weighted:
         """Return the cross-entropy of every next byte, in nats. Batch: uint8, (samples, context + 1)."""

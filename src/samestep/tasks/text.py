@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
-from typing import Final, final
+from typing import Any, Final, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,23 +50,39 @@ def _text_of(line: bytes, place: str) -> bytes:
 class ByteWindows:
     """Windows of `length` bytes, one after the other; each byte is in one window, a short end is left out.
 
-    Samples: uint8, (length,). The bytes are held once; a sample is a view of them.
+    Samples: uint8, (length,). The bytes are held once, or read from a file through a memory map, which ranks
+    on one host share; a sample is a view of them.
     """
 
-    def __init__(self, content: bytes, length: int) -> None:
-        count = len(content) // length
-        if count == 0:
+    def __init__(self, content: bytes | Path, length: int) -> None:
+        self._path = content if isinstance(content, Path) else None
+        self._length = length
+        self._windows: NDArray[np.uint8] | None = None
+        size = content.stat().st_size if isinstance(content, Path) else len(content)
+        self._count = size // length
+        if self._count == 0:
             raise DataError(
-                f"the text has {len(content)} bytes, but one sample takes {length}: model.context and one "
+                f"the text has {size} bytes, but one sample takes {length}: model.context and one "
                 "more. Give a longer text or a smaller context."
             )
-        # A copy, since the memory of `bytes` is read-only and PyTorch warns when it wraps such memory.
-        self._windows: NDArray[np.uint8] = np.frombuffer(content, dtype=np.uint8)[: count * length].copy()
-        self._windows = self._windows.reshape(count, length)
+        if isinstance(content, bytes):
+            # A copy, since the memory of `bytes` is read-only and PyTorch warns when it wraps such memory.
+            self._windows = self._cut(np.frombuffer(content, dtype=np.uint8)).copy()
 
     def __len__(self) -> int:
-        return len(self._windows)
+        return self._count
 
     def __getitem__(self, index: int) -> NDArray[np.uint8]:
+        if self._windows is None:
+            assert self._path is not None
+            # Copy on write, so that PyTorch finds memory that may be written to.
+            self._windows = self._cut(np.memmap(self._path, dtype=np.uint8, mode="c"))
         window: NDArray[np.uint8] = self._windows[index]
         return window
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave a map behind: each process makes its own."""
+        return {**self.__dict__, "_windows": self._windows if self._path is None else None}
+
+    def _cut(self, content: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        return content[: self._count * self._length].reshape(self._count, self._length)
