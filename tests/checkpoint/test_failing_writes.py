@@ -155,9 +155,7 @@ def test_a_disk_that_may_only_be_read_is_an_error_at_once(small_disk: Path) -> N
     (small_disk / "there").mkdir()
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True, timeout=20)
     for folder, reason in {"there": "Permission denied", "new": "Read-only file system"}.items():
-        told = (
-            f"checkpoint.folder is {small_disk / folder}, which cannot be written: {reason}. Name one where"
-        )
+        told = f"checkpoint.folder is {small_disk / folder}, which cannot be written: {reason}. Name one"
         with pytest.raises(CheckpointError, match=told):
             train(small_disk / folder, 2)
 

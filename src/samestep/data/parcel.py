@@ -90,12 +90,10 @@ class _Pickler(pickle.Pickler):
     """
 
     def __init__(self, stream: io.BytesIO) -> None:
-        super().__init__(stream, protocol=5, buffer_callback=self._leave)
         self.buffers: list[pickle.PickleBuffer] = []
         self.of_tensors: set[int] = set()
-
-    def _leave(self, buffer: pickle.PickleBuffer) -> None:
-        self.buffers.append(buffer)
+        # No method of its own: a pickler in a circle would hold on to the batch until that is collected.
+        super().__init__(stream, protocol=5, buffer_callback=self.buffers.append)
 
     def reducer_override(self, value: object) -> _Reduced:
         if not isinstance(value, torch.Tensor):

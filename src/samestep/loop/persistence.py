@@ -211,6 +211,11 @@ class Persistence:
         """Whether another step is to be taken, where there is one."""
         return self._ended is None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the run was ended early, and a further call of `batches` is for a later one to walk."""
+        return self._ended is not None and len(self._walks) >= len(self._walks_before)
+
     def before_steps(self) -> None:
         """Collective. Follow a wish to stop before the first step: a resumed run may be over."""
         if self.callbacks is not None:

@@ -255,6 +255,8 @@ class Session:
         """
         engine, terms = self._ready(), self.terms
         engine.drop()  # a loop before this one may have been left within a step
+        if self.persistence.is_over:
+            return
         terms.come_from_data = weights is not None
         walk = start_walk(self._walk, dataset, batching, seed=self._settings.seed, steps=steps, epochs=epochs)
         walk = self.persistence.next_walk(walk, in_worker=loader_workers > 0)
