@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import STEPS, of_kind, steps_on, train
+from small_runs import DATA, STEPS, loss, of_kind, steps_on, train, warnings_of
 from torch import Tensor, nn
 
 import samestep
@@ -192,3 +192,13 @@ def test_newest_and_best_are_kept(tmp_path: Path) -> None:
     policy = samestep.Checkpointing(folder=tmp_path, every=1, keep=2, best="metric")
     train(tmp_path, evaluate=evaluation, checkpoint=policy)
     assert steps_on(tmp_path) == [8, 7, 3]
+
+
+def test_a_best_that_is_not_measured_is_said_once(tmp_path: Path) -> None:
+    evaluation = samestep.Evaluation(dataset=DATA, metric=loss, every=1)
+    policy = samestep.Checkpointing(folder=tmp_path, every=1, best="los")
+    events: list[list[samestep.Event]] = []
+    train(tmp_path, 2, evaluate=evaluation, checkpoint=policy, events=events)
+    for rank in events:
+        (told,) = warnings_of(rank)
+        assert told.startswith("checkpoint.best is 'los', but what is measured is metric: no checkpoint")

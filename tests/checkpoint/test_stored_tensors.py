@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -216,6 +217,18 @@ def test_a_manifest_comes_back_as_it_was(tmp_path: Path) -> None:
     assert repr(found.state) == repr(state)
     assert found.metrics == {"a": float("inf"), "b": 0.1}
     assert found.num_bytes == (place / "rank-00000.safetensors").stat().st_size
+
+
+def test_a_file_elsewhere_is_not_read(tmp_path: Path) -> None:
+    place = store_tensors(tmp_path, {"x": torch.zeros(2)})
+    manifest = Manifest.read(place)
+    (written,) = manifest.files.values()
+    for name in ("../x", "/etc/passwd", "a/b"):
+        (place / MANIFEST).write_text(replace(manifest, files={name: written}).text())
+        with pytest.raises(
+            CheckpointError, match=r"manifest is not as it should be: .* is no file of this"
+        ):
+            Manifest.read(place)
 
 
 def test_keys_that_are_numbers_do_not_break_the_hash(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -336,7 +337,9 @@ def run(tmp_path: Path, *arguments: str, temporary: Path) -> subprocess.Complete
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_that_are_not_forked_have_slots_too(tmp_path, method):
-    ended = run(tmp_path, method, temporary=tmp_path / "temporary")
+    # Python's own fork server listens at a socket there, whose path must be short.
+    with tempfile.TemporaryDirectory() as short:
+        ended = run(tmp_path, method, temporary=Path(short) / "t")
     assert ended.stdout.splitlines() == [f"[{number}] 100000" for number in range(8)]
     assert (ended.returncode, ended.stderr) == (0, "")
 

@@ -109,9 +109,11 @@ class Manifest:
             del content["format"]
             tensors = {name: _entry(values) for name, values in content.pop("tensors").items()}
             files = {name: Written(**values) for name, values in content.pop("files").items()}
+            if strangers := [name for name in files if Path(name).name != name]:
+                raise ValueError(f"{strangers[0]!r} is no file of this folder")
             return cls(**content | {"order": tuple(content["order"])}, tensors=tensors, files=files)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointError(f"{path}: the manifest is incomplete: {error}.") from None
+            raise CheckpointError(f"{path}: the manifest is not as it should be: {error}.") from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

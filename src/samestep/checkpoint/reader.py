@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -87,12 +87,6 @@ class StoredCheckpoint:
         if entry.is_complex:
             flat = torch.view_as_complex(flat.view(-1, 2))
         return flat.as_strided(entry.shape, entry.stride or row_major(entry.shape))
-
-    def under(self, prefix: str) -> Mapping[str, str]:
-        """Return key -> name for each tensor `prefix/key`, where the key has no further slash."""
-        start = f"{prefix}/"
-        keys = (name for name in self.manifest.tensors if name.startswith(start))
-        return {name.removeprefix(start): name for name in keys if "/" not in name.removeprefix(start)}
 
     def model_state(self) -> dict[str, Tensor]:
         """Return the model's tensors under all of their names, in its order; tied ones are one object."""

@@ -79,6 +79,7 @@ def restore_optimizer(optimizer: Optimizer, pieces: Sequence[Piece], stored: Sto
     """Give each piece the part of the optimizer's state that belongs to it."""
     optimizer.state.clear()
     values = _values_by_parameter(stored.manifest.values)
+    tensors = _values_by_parameter({n: n for n in stored.manifest.tensors if n.startswith("optimizer/")})
     on_device = {
         target
         for group in optimizer.param_groups
@@ -88,7 +89,7 @@ def restore_optimizer(optimizer: Optimizer, pieces: Sequence[Piece], stored: Sto
     for piece in pieces:
         slot = piece.slot
         state: dict[str, Any] = {}
-        for key, name in stored.under(f"optimizer/{slot.name}").items():
+        for key, name in tensors.get(slot.name, {}).items():
             part = _cut(stored, name, piece)
             # Where step counts lie depends on how the optimizer was made, as torch's load_state_dict has it.
             counts = key == "step" and piece.target not in on_device

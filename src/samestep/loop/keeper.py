@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -27,7 +27,7 @@ from samestep.comm.messages import gather_bytes
 from samestep.comm.transport import Transport
 from samestep.config.checkpointing import Checkpointing
 from samestep.errors import CheckpointError
-from samestep.events import CheckpointFailed, CheckpointSaved, Event
+from samestep.events import CheckpointFailed, CheckpointSaved, Event, Notice
 
 _LOOK_S: Final = 0.5  # between two ballots while everybody waits for a disk
 _LET_GO_S: Final = 2.0  # for which the end of a run that failed waits for a disk
@@ -87,6 +87,7 @@ class Keeper:
         self._device = device
         self._notify = notify
         self._under_way: _UnderWay | None = None
+        self._has_told = False  # that the metric of `best` is not measured
 
     def mark(self) -> int:
         """Return this rank's word for the ballot."""
@@ -155,6 +156,7 @@ class Keeper:
         told = json.dumps(manifest.num_bytes if manifest else 0).encode()
         num_bytes = json.loads(gather_bytes(self._transport, told, device=self._device)[0])
         ended = time.monotonic()
+        self._look_for_best(now.manifest.metrics)
         self._notify(
             CheckpointSaved(
                 step=now.manifest.step,
@@ -197,6 +199,17 @@ class Keeper:
             if value is not None and not math.isnan(value):
                 found.append((value if self.policy.mode == "min" else -value, manifest.step, place))
         return [min(found)[2]] if found else []
+
+    def _look_for_best(self, metrics: Mapping[str, float]) -> None:
+        """Tell once, while it can still be corrected, where the metric of `best` is not measured."""
+        best = self.policy.best
+        if best is not None and metrics and best not in metrics and not self._has_told:
+            self._has_told = True
+            message = (
+                f"checkpoint.best is {best!r}, but what is measured is {', '.join(metrics)}: no checkpoint "
+                "is kept for being the best."
+            )
+            self._notify(Notice(level="warning", message=message))
 
     @property
     def _is_first(self) -> bool:

@@ -18,6 +18,7 @@ from samestep.checkpoint.manifest import Manifest
 from samestep.checkpoint.reader import StoredCheckpoint
 from samestep.checkpoint.shelf import Shelf
 from samestep.checkpoint.snapshot import Part
+from samestep.comm.messages import gather_bytes
 from samestep.comm.transport import Transport
 from samestep.errors import CheckpointError, InternalError
 from samestep.events import Event, Notice, Quarantined, Resumed, Stopping
@@ -261,20 +262,17 @@ class Persistence:
 
     def _open(self, shelf: Shelf) -> None:
         """Collective. Let the first rank make the folder; its error is raised on all ranks."""
-        problem = 0
-        error: CheckpointError | None = None
+        problem = ""
         if self._transport.rank == 0:
             try:
                 shelf.open()
                 if not self.may_go_on:
                     require_unused(shelf)
-            except CheckpointError as raised:
-                problem, error = 1, raised
-        failed = self._transport.ballot(torch.tensor([problem], dtype=torch.int64)).any()
-        if error is not None:
-            raise error
-        if failed:
-            raise CheckpointError(f"rank 0 cannot use {shelf.folder} for checkpoints.")
+            except CheckpointError as error:
+                problem = str(error)
+        told = gather_bytes(self._transport, problem.encode(), device=self._device)[0]
+        if told:
+            raise CheckpointError(told.decode())
         require_shared(shelf.folder, self._transport)
 
     def _asks(self) -> bool:
