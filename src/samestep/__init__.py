@@ -10,11 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from samestep import schedules
+    from samestep import data, schedules
     from samestep.callbacks.callback import Callback, RunControl
     from samestep.callbacks.evaluations import BestCheckpoint, EarlyStopping
     from samestep.callbacks.noise_scale import GradientNoiseScale
     from samestep.callbacks.spikes import SpikeWatch
+    from samestep.checkpoint.weights import LoadReport, load_weights
     from samestep.config import Batching
     from samestep.config.checkpointing import Checkpointing
     from samestep.errors import (
@@ -75,6 +76,7 @@ _HOMES = {
     "Evaluation": "samestep.loop.evaluate",
     "Event": "samestep.events",
     "GradientNoiseScale": "samestep.callbacks.noise_scale",
+    "LoadReport": "samestep.checkpoint.weights",
     "LossError": "samestep.errors",
     "MLflow": "samestep.track.trackers.mlflow",
     "NonFinite": "samestep.errors",
@@ -99,6 +101,7 @@ _HOMES = {
     "TimedOut": "samestep.errors",
     "WandB": "samestep.track.trackers.wandb",
     "Weighted": "samestep.loop.weighted",
+    "load_weights": "samestep.checkpoint.weights",
     "train": "samestep.trainer",
     "weighted": "samestep.loop.weighted",
 }
@@ -122,6 +125,7 @@ __all__ = [
     "Evaluation",
     "Event",
     "GradientNoiseScale",
+    "LoadReport",
     "LossError",
     "MLflow",
     "NonFinite",
@@ -146,6 +150,8 @@ __all__ = [
     "TimedOut",
     "WandB",
     "Weighted",
+    "data",
+    "load_weights",
     "schedules",
     "train",
     "weighted",
@@ -154,8 +160,8 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Import a public name from its home."""
-    if name == "schedules":
-        return import_module("samestep.schedules")
+    if name in ("data", "schedules"):
+        return import_module(f"samestep.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'samestep' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -225,9 +225,7 @@ def test_a_file_elsewhere_is_not_read(tmp_path: Path) -> None:
     (written,) = manifest.files.values()
     for name in ("../x", "/etc/passwd", "a/b"):
         (place / MANIFEST).write_text(replace(manifest, files={name: written}).text())
-        with pytest.raises(
-            CheckpointError, match=r"manifest is not as it should be: .* is no file of this"
-        ):
+        with pytest.raises(CheckpointError, match=r"manifest is not as it should be: .* is no file of this"):
             Manifest.read(place)
 
 
