@@ -9,9 +9,7 @@ from samestep.comm.connect import connect
 from samestep.topology.environment import Place, settle_interface
 
 
-def run_all(
-    place: Place, runs: list[tuple[str, str, str, str]]
-) -> dict[tuple[str, str, str, str], Ended]:
+def run_all(place: Place, runs: list[tuple[str, str, str, str]]) -> dict[tuple[str, str, str, str], Ended]:
     """Take every run, a kind and a strategy, and return how each ended."""
     settle_interface(place)
     transport = connect(place, device=torch.device("cpu"), timeout_s=60)
