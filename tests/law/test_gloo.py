@@ -15,18 +15,20 @@ def alone() -> dict[tuple[str, str, str], Ended]:
     return {kind: run(None, *kind, "replicate") for kind in KINDS}
 
 
+SIZES = [2, 4, 5, 8]  # they share the kinds; three ranks take all of them
+
+
 def runs_of(world_size: int) -> list[tuple[str, str, str, str]]:
-    """Return kinds with strategies: all of both, or in turn where two ranks share each of two cores.
+    """Return kinds with strategies: all of them on three ranks, a fourth on each other number.
 
     Ranks as threads take every combination at every size: see test_threads.py.
     """
-    if world_size in (2, 3, 5):
-        return [(*kind, strategy) for kind in KINDS for strategy in STRATEGIES]
-    return [(*kind, STRATEGIES[number % 2]) for number, kind in enumerate(KINDS)]
+    kinds = KINDS if world_size == 3 else KINDS[SIZES.index(world_size) :: len(SIZES)]
+    return [(*kind, strategy) for kind in kinds for strategy in STRATEGIES]
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("world_size", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("world_size", [3, *SIZES])
 def test_processes_end_in_the_bits_of_one_rank(
     world_size: int, alone: dict[tuple[str, str, str], Ended]
 ) -> None:
