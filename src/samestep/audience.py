@@ -19,7 +19,7 @@ from samestep.loop.noise import StepDetails
 from samestep.loop.session import Listener, Session
 from samestep.precision.policy import Precision, resolve_precision
 from samestep.track.folder import LEDGER, RunFolder, refuse_used
-from samestep.track.ledger import keep_steps
+from samestep.track.ledger import keep_steps, ledger_line, parse_line
 from samestep.track.ranks import RankFile
 from samestep.track.report import Report
 from samestep.track.trackers.choose import trackers
@@ -104,6 +104,7 @@ class Audience:
         return StepDetails(ids=tuple(self._ids), bad_ids=self._session.bad_ids, noise=self._session.noise)
 
     def _open(self, folder: Path, session: Session, opened: ExitStack) -> None:
+        """Collective. Open what this rank writes; all ranks take over the steps that the run took before."""
         persistence = session.persistence
         if session.first:
             if persistence.keeps and persistence.may_go_on:
@@ -112,14 +113,18 @@ class Audience:
                 refuse_used(folder)
             report = opened.enter_context(Report(folder))  # closed last, since it reads what the others wrote
             self._listeners.append(opened.enter_context(RunFolder(folder)))
+        if persistence.first_step:
+            told = "\n".join(ledger_line(report) for report in self.history).encode()
+            lines = session.told_by_first(told).splitlines()
+            self.history = [parse_line(line, f"{folder / LEDGER}") for line in lines]
         gpu_uuid = None
         if session.device.type == "cuda":
             gpu_uuid = str(torch.cuda.get_device_properties(session.device).uuid)
         self._listeners.append(opened.enter_context(RankFile(folder, session.rank, gpu_uuid=gpu_uuid)))
-        told = trackers(self._track, folder)  # on all ranks, so that a missing package is told by all
+        chosen = trackers(self._track, folder)  # on all ranks, so that a missing package is told by all
         if session.first:
             self._listeners.append(report)
-            for tracker in told:
+            for tracker in chosen:
                 opened.callback(tracker.close)
                 self._listeners.append(tracker)
 

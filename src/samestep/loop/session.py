@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from samestep.comm.messages import gather_bytes
 from samestep.comm.transport import Transport
 from samestep.config import Batching
 from samestep.config.arguments import require_callables
@@ -327,6 +328,11 @@ class Session:
     def stop(self, reason: str = "the loop asked for it") -> None:
         """End the run early: all ranks take one more step, and `batches` ends. Any rank may ask."""
         self.ask(Requests(stop=reason))
+
+    def told_by_first(self, message: bytes) -> bytes:
+        """Collective. Return the message of the first rank; the others' are dropped."""
+        own = message if self.first else b""
+        return gather_bytes(self._joined(), own, device=self.device)[0]
 
     def conclude(self) -> None:
         """Collective. Store the last state, and wait until it is whole; leaving the session does it too."""
