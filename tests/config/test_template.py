@@ -109,3 +109,9 @@ def test_a_dry_run_finds_a_loss_that_means_nothing(tmp_path: Path, text: Path) -
     told = CliRunner().invoke(app, ["train", str(path), "--dry-run"])
     assert isinstance(told.exception, LossError)
     assert "the loss returned a bare tensor" in str(told.exception)
+
+
+def test_a_task_of_the_user_s_is_found_beside_the_file(tmp_path: Path) -> None:
+    (tmp_path / "task_beside.py").write_text("from samestep.tasks.lm import LanguageModel as Mine\n")
+    init("task_beside.Mine", to=tmp_path / "mine.yaml")
+    assert "task: task_beside.Mine" in (tmp_path / "mine.yaml").read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -18,6 +19,9 @@ def init(
     to: Annotated[Path | None, typer.Option(help="The file to write.", show_default="TASK.yaml")] = None,
 ) -> None:
     """Write a recipe with every key of a task explained; nothing is overwritten."""
+    beside = str(to.absolute().parent if to else Path.cwd())
+    if beside not in sys.path:  # where a recipe looks for a task of the user's
+        sys.path.insert(0, beside)
     kind = cast("type[Task]", find_task(task))
     path = to or Path(f"{task.rpartition('.')[2].rpartition(':')[2]}.yaml")
     text = recipe_template(task, kind.model_settings, kind.data_settings)

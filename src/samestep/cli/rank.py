@@ -11,6 +11,7 @@ from pathlib import Path
 
 from samestep.cli.options import recipe_options
 from samestep.config import Recipe, write_yaml
+from samestep.errors import ConfigError
 from samestep.events import Event, Notice
 from samestep.loop.session import Listener
 from samestep.optim.ema import EMA
@@ -97,8 +98,12 @@ def listening(folder: Path, recipe: Recipe, place: Place) -> Iterator[list[Liste
         return
     if not goes_on(recipe):
         refuse_used(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / RECIPE).write_text(write_yaml(recipe.written()), encoding="utf-8")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / RECIPE).write_text(write_yaml(recipe.written()), encoding="utf-8")
+    except OSError as error:
+        problem = f"folder is {folder}, which cannot be written: {error.strerror}."
+        raise ConfigError(f"{problem} Name one where you may write.") from None
     with Console(sys.stdout) as console:
         yield [console]
 
