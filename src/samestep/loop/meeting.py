@@ -14,6 +14,7 @@ from samestep.loop.facts import ONE_KIND, key_of_run, run_facts
 from samestep.loop.run_settings import RunSettings
 from samestep.loop.walk import Plan, Walk
 from samestep.numerics.exact import pin
+from samestep.processes.stop_signals import Stopped
 from samestep.sync.agreement import require_equal
 from samestep.topology.devices import device_of
 from samestep.topology.environment import Environment, Place, settle_interface
@@ -106,5 +107,5 @@ class Meeting:
         traceback: TracebackType | None,  # noqa: ARG002
     ) -> None:
         """Wait for the others where all went well: nobody may hang up while another still reads."""
-        if error is None or isinstance(error, SystemExit):
+        if error is None or isinstance(error, Stopped):
             self.transport.ballot(torch.zeros(1, dtype=torch.int64))

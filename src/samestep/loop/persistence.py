@@ -31,7 +31,7 @@ from samestep.loop.run_settings import RunSettings
 from samestep.loop.state import Position, RunState
 from samestep.loop.walk import Walk
 from samestep.processes.child import STOPPED
-from samestep.processes.stop_signals import StopSignals
+from samestep.processes.stop_signals import Stopped, StopSignals
 
 
 class Companions(Protocol):
@@ -120,11 +120,6 @@ class Persistence:
     def may_go_on(self) -> bool:
         """Whether a run that is there may be gone on with."""
         return str(self._settings.resume) != "never"
-
-    @property
-    def resumed_from(self) -> StoredCheckpoint | None:
-        """The checkpoint that the run goes on from."""
-        return self._stored
 
     def take_up(self, engine: Engine) -> None:
         """Collective. Put the stored state into the engine, where there is one."""
@@ -301,7 +296,7 @@ class Persistence:
         if self._keeper is not None:
             self._keeper.drain()
             self._require_stored()
-        raise SystemExit(STOPPED)
+        raise Stopped(STOPPED)
 
     def _require_stored(self) -> None:
         if self._keeper is None or self._keeper.last_problem is None:

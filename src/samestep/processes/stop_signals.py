@@ -13,6 +13,11 @@ STOP_SIGNALS: Final = tuple(
 
 
 @final
+class Stopped(SystemExit):
+    """All ranks leave after the same step, their state stored; any other SystemExit is one rank's own."""
+
+
+@final
 class StopSignals:
     """Note the first SIGINT, SIGTERM, SIGUSR1 or SIGUSR2 inside the block; a second SIGINT ends at once.
 
