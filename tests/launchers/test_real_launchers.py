@@ -91,3 +91,8 @@ def test_slurm_on_two_nodes(tmp_path: Path) -> None:
         lines = run_ranks(command, tmp_path, **variables)
     require(lines, "Slurm", [(0, 2), (1, 2), (0, 1)])
     require_nothing_left(tmp_path)
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", "--no-python"]
+    require(run_ranks(command, tmp_path), "torchrun", THREE_HERE)
