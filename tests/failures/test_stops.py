@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
+from started_runs import StartedRun
 from stops_on_processes import asked, custom_loop, killed, train
 
 from samestep.checkpoint.reader import StoredCheckpoint
@@ -88,67 +85,31 @@ custom_loop(place / "checkpoints", 12, wait_for_a_signal)
 """
 
 
-class Launched:
-    """`samestep run` under way, with a folder for its marks, and one for its temporary files."""
-
-    def __init__(self, folder: Path, workers: int) -> None:
-        self.folder, self.temporary = folder, folder / "temporary"
-        self.temporary.mkdir(exist_ok=True)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "samestep", "run", "--workers", str(workers), "script.py", str(folder)],
-            cwd=folder,
-            env={**os.environ, "TMPDIR": str(self.temporary)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            # A test run in the background has it ignored, and children would inherit that.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
-        self.out = self.err = ""
-
-    def await_marks(self, name: str, workers: int) -> None:
-        limit = time.monotonic() + 200
-        while not all((self.folder / f"{name}-{rank}").exists() for rank in range(workers)):
-            assert time.monotonic() < limit, f"no {name}"
-            assert self.process.poll() is None, self.process.communicate()
-            time.sleep(0.02)
-
-    def wait(self) -> int:
-        """Return the exit code; nothing may be left, of processes or of files."""
-        self.out, self.err = self.process.communicate(timeout=200)
-        lines = [
-            " ".join(process.info["cmdline"] or [])
-            for process in psutil.process_iter(["cmdline", "status"])
-            if process.info["status"] != psutil.STATUS_ZOMBIE
-        ]
-        assert [line for line in lines if str(self.folder) in line] == []
-        assert list(self.temporary.iterdir()) == []
-        return self.process.returncode
-
-
-Launch = Callable[[str, int], Launched]
+Launch = Callable[[str, int], StartedRun]
 
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Launch]:
-    started: list[Launched] = []
+    started: list[StartedRun] = []
 
-    def start(body: str, workers: int) -> Launched:
+    def start(body: str, workers: int) -> StartedRun:
         (tmp_path / "script.py").write_text(HEAD + body)
-        started.append(Launched(tmp_path, workers))
+        started.append(StartedRun(tmp_path, workers, marks=tmp_path))
         return started[-1]
 
     yield start
-    for launched in started:
-        if launched.process.poll() is None:
-            os.killpg(launched.process.pid, signal.SIGTERM)
-            launched.process.communicate(timeout=60)
+    for run in started:
+        run.end()
+
+
+def marks(name: str, workers: int) -> list[str]:
+    """Return the marks that all ranks leave under a name."""
+    return [f"{name}-{rank}" for rank in range(workers)]
 
 
 def test_a_loop_of_one_s_own_is_stopped_and_the_same_command_goes_on(launch: Launch, tmp_path: Path) -> None:
     first = launch(LOOP, 3)
-    first.await_marks("there", 3)
+    first.await_marks(*marks("there", 3))
     first.process.send_signal(signal.SIGINT)
     assert first.wait() == STOPPED, first.err
     assert first.err.startswith("samestep: SIGINT: ending all ranks")
@@ -163,9 +124,9 @@ def test_a_loop_of_one_s_own_is_stopped_and_the_same_command_goes_on(launch: Lau
 
 def test_a_second_ctrl_c_does_not_wait_for_a_slow_disk(launch: Launch) -> None:
     launched = launch(SLOW, 2)
-    launched.await_marks("there", 2)
+    launched.await_marks(*marks("there", 2))
     launched.process.send_signal(signal.SIGINT)
-    launched.await_marks("writing", 2)
+    launched.await_marks(*marks("writing", 2))
     again = time.monotonic()
     launched.process.send_signal(signal.SIGINT)
     assert launched.wait() == 1

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
+from started_runs import StartedRun
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -41,71 +38,21 @@ def train(dataset=load.dataset, loss=loss, **changes):
 """
 
 
-class Launched:
-    """A command under way, with a folder for its marks and one for its temporary files."""
-
-    def __init__(self, folder: Path, command: list[str]) -> None:
-        self.marks = folder / "marks"
-        self.temporary = folder / "temporary"
-        for made in (self.marks, self.temporary):
-            made.mkdir()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "samestep", *command, str(self.marks)],
-            cwd=folder,
-            env={**os.environ, "TMPDIR": str(self.temporary)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            # A test run in the background has it ignored, and children would inherit that.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
-        self.out = self.err = ""
-        self.ended_at = 0.0
-
-    def wait(self) -> int:
-        """Return the exit code; nothing may be left, of processes or of files."""
-        self.out, self.err = self.process.communicate(timeout=250)
-        self.ended_at = time.time()
-        assert self.processes() == []
-        assert list(self.temporary.glob("samestep-*")) == []
-        return self.process.returncode
-
-    def processes(self) -> list[str]:
-        lines = [
-            " ".join(process.info["cmdline"] or [])
-            for process in psutil.process_iter(["cmdline", "status"])
-            if process.info["status"] != psutil.STATUS_ZOMBIE
-        ]
-        return [line for line in lines if str(self.marks) in line]
-
-    def await_mark(self, name: str) -> float:
-        """Wait until a rank has left a mark, and return when it did."""
-        limit = time.monotonic() + 200
-        while not (self.marks / name).exists():
-            assert time.monotonic() < limit, f"no {name}"
-            assert self.process.poll() is None, self.process.communicate()
-            time.sleep(0.02)
-        return float((self.marks / name).read_text())
-
-
-Launch = Callable[..., Launched]
+Launch = Callable[..., StartedRun]
 
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Launch]:
-    started: list[Launched] = []
+    started: list[StartedRun] = []
 
-    def start(body: str, head: str = HEAD) -> Launched:
+    def start(body: str, head: str = HEAD) -> StartedRun:
         (tmp_path / "script.py").write_text(head + body)
-        started.append(Launched(tmp_path, ["run", "--workers", "3", "script.py"]))
+        started.append(StartedRun(tmp_path, 3, marks=tmp_path / "marks"))
         return started[-1]
 
     yield start
-    for launched in started:
-        if launched.process.poll() is None:
-            os.killpg(launched.process.pid, signal.SIGTERM)
-            launched.process.communicate(timeout=60)
+    for run in started:
+        run.end()
 
 
 BROKEN_SAMPLE = """
@@ -170,7 +117,7 @@ train(loader_workers=1, callbacks=[callback])
 
 def test_ctrl_c_while_training(launch: Launch) -> None:
     launched = launch(TRAINING)
-    launched.await_mark("training-0")
+    launched.await_marks("training-0")
     asked = time.time()
     launched.process.send_signal(signal.SIGINT)
     assert launched.wait() == 1
@@ -183,7 +130,7 @@ def test_ctrl_c_while_training(launch: Launch) -> None:
 def test_ctrl_c_before_the_ranks_have_met(launch: Launch) -> None:
     waiting = "import pathlib, sys, time; pathlib.Path(sys.argv[1], 'up-0').write_text('0'); time.sleep(60)"
     launched = launch(waiting, head="")
-    launched.await_mark("up-0")
+    launched.await_marks("up-0")
     asked = time.time()
     launched.process.send_signal(signal.SIGINT)
     assert launched.wait() == 1
