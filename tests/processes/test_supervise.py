@@ -224,6 +224,15 @@ def test_stubborn_ranks_are_killed_after_the_grace(launch) -> None:
     assert run.leftovers() == []
 
 
+def test_a_long_grace_is_only_for_ranks_that_stop_in_order(launch) -> None:
+    stubborn_but_one = "if place.rank != 1:\n    " + STUBBORN
+    run = launch(stubborn_but_one + "mark('ready')\n" + SLEEP, stop_grace_s=1000.0)
+    run.wait_for_marks("ready", 3)
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(20) == 1
+    assert run.leftovers() == []
+
+
 def test_a_second_signal_kills_at_once(launch) -> None:
     run = launch(STUBBORN + "mark('ready')\n" + SLEEP, stop_grace_s=1000.0)
     run.wait_for_marks("ready", 3)

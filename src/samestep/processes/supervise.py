@@ -6,7 +6,7 @@ Note [phases]: the moments are short, so that everyone is gone within 5 s of the
 |---|---|---|
 | RUNNING | at the start | when all ranks ended, a rank failed, or a signal asked for a stop |
 | HEARING | at the first failure | after `HEAR_S`; `HEAR_CAUSE_S` while only consequences are known |
-| STOPPING | at a signal, passed on to the ranks | when no program runs, or after `stop_grace_s` |
+| STOPPING | at a signal, passed on to the ranks | after `stop_grace_s`, or `TERM_S` once one failed |
 | ENDING | SIGTERM to every rank's process group, after the report | after `TERM_S` |
 | KILLING | SIGKILL to the same; also at the same signal or a Ctrl-C again | when all are gone |
 """
@@ -97,6 +97,7 @@ class Supervisor:
         self._phase = Phase.RUNNING
         self._since: float | None = None  # on the monotonic clock: what the limit of this phase counts from
         self._asked_by: signal.Signals | None = None
+        self._stops_in_order = True
         self._selector = selectors.DefaultSelector()
         self._on(findings.bell, self._rung)
         self._on(requests.stream, self._requested)
@@ -142,7 +143,7 @@ class Supervisor:
         seconds = {
             Phase.RUNNING: self._stop_grace_s,
             Phase.HEARING: HEAR_CAUSE_S if self._findings.only_consequences else HEAR_S,
-            Phase.STOPPING: self._stop_grace_s,
+            Phase.STOPPING: self._stop_grace_s if self._stops_in_order else min(TERM_S, self._stop_grace_s),
             Phase.ENDING: TERM_S,
         }
         return self._since + seconds[self._phase] if self._phase in seconds else None
@@ -214,6 +215,9 @@ class Supervisor:
             self._enter(Phase.HEARING)
         elif self._phase is Phase.STOPPING and failed >= {rank.rank for rank in self._running()}:
             self._enter(Phase.ENDING)  # their programs are over; only workers of theirs can hold them
+        elif self._phase is Phase.STOPPING and failed and self._stops_in_order:
+            self._stops_in_order = False  # so no state will be stored that were worth a long wait
+            self._since = time.monotonic()
 
     def _verdict(self) -> int:
         codes = {rank.code for rank in self._ranks}
